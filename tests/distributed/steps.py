@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 import dovetail
 from dovetail.frontends.statistics import Stats
@@ -33,10 +34,18 @@ def optimizer_of(name: str, model: nn.Module) -> torch.optim.Optimizer:
 def state_of(trained: Trained) -> list[Any]:
     """All that a step leaves: weights, buffers, gradients with their strides, the optimizer's state."""
     tensors = [*trained.model.parameters(), *trained.model.buffers()]
-    gradients = [None if p.grad is None else (p.grad.stride(), p.grad.clone()) for p in trained.model.parameters()]
+    gradients = [_parts_of(p.grad) for p in trained.model.parameters()]
     held = trained.optimizer.state_dict()["state"]
-    moments = [(key, name, held[key][name]) for key in sorted(held) for name in sorted(held[key])]
-    return copy.deepcopy([[t.detach() for t in tensors], gradients, moments])
+    moments = [(key, name, _parts_of(held[key][name])) for key in sorted(held) for name in sorted(held[key])]
+    return [list(map(_parts_of, tensors)), gradients, moments]
+
+
+def _parts_of(item: Any) -> Any:
+    """A copy of a tensor, with what else can be seen of it; of a `DTensor`, of the part that this process holds."""
+    if isinstance(item, DTensor):
+        spread = (str(item.placements), item.device_mesh.shape, item.shape, item.stride(), item.requires_grad)
+        return (*spread, _parts_of(item.to_local()))
+    return (item.stride(), item.detach().clone()) if isinstance(item, torch.Tensor) else item
 
 
 def same(a: Any, b: Any) -> bool:

@@ -12,14 +12,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import dovetail
-import dovetail.errors
 from dovetail.errors import UnsupportedDistributed
 from tests.distributed.ranks import Ranks
 from tests.distributed.steps import Trained, compare, optimizer_of, run, same, state_of
@@ -321,36 +317,3 @@ def test_a_memory_limit_holds_with_collectives(two_ranks: Ranks) -> None:
     for eager_calls, more in two_ranks(_keeps_a_limit):
         assert eager_calls == _IN_EAGER_MODE
         assert more <= 0
-
-
-def _sharded(rank: int) -> tuple[list[str], bool]:
-    """FSDP and DTensor are refused by name, and a call leaves nothing behind that is not real."""
-    warnings.simplefilter("ignore")
-    net = fully_shard(_mlp())
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    weight = distribute_tensor(torch.ones(2, 2), init_device_mesh("cpu", (2,)), [Shard(0)])
-
-    def trains(x: torch.Tensor) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = net(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        loss_now: torch.Tensor = loss.detach()
-        return loss_now
-
-    texts, results = [], []
-    for step in (trains, lambda x: (weight * 2).full_tensor() + x.sum()):
-        compiled = dovetail.compile_step(step)
-        for batch in _batches(rank, _mlp, 3):
-            try:
-                results.append(compiled(*batch))
-            except dovetail.errors.DovetailError as error:
-                texts.append(str(error))
-    return texts, all(type(result) is torch.Tensor for result in results)
-
-
-def test_sharded_weights_are_refused_by_name(two_ranks: Ranks) -> None:
-    for texts, are_real in two_ranks(_sharded):
-        assert are_real
-        assert any("DTensor" in text for text in texts)
-        assert any("DT-DIST-001" in text or "DT-CAPTURE-004" in text for text in texts[:1])

@@ -18,7 +18,7 @@ import torch
 
 from dovetail.capture.collectives import Collectives
 from dovetail.capture.origins import OriginTracker
-from dovetail.errors import BucketsToCome, DovetailError, UnsupportedDistributed
+from dovetail.errors import DovetailError, ModuleToPrepare, UnsupportedDistributed
 from dovetail.ops import collectives as ops
 from dovetail.torch_compat.data_parallel import (
     asks_settings,
@@ -43,7 +43,7 @@ class DataParallel:
         self.reducers: dict[int, _Reducer] = {}
 
     def forward(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """What a call of the module does. Raises: UnsupportedDistributed, BucketsToCome."""
+        """What a call of the module does. Raises: UnsupportedDistributed, ModuleToPrepare."""
         asked = unsupported(module)
         if asked is not None:
             self._refuse(f"calls a DistributedDataParallel module with {asked[0]}", "programs do not do that", asked[1])
@@ -64,7 +64,9 @@ class DataParallel:
     def _reducer_of(self, module: Any) -> _Reducer:
         buckets, parameters = buckets_of(module), parameters_of(module)
         if buckets is None:
-            raise BucketsToCome(name=type(module.module).__name__, origin=self._origins.here())
+            name = f"DistributedDataParallel({type(module.module).__name__})"
+            why = "its gradients are sorted into buckets in its first two calls, by the order in which they arrive"
+            raise ModuleToPrepare(name=name, why=why, origin=self._origins.here())
         sizes = [sum(parameters[i].nbytes for i in bucket) for bucket in buckets if max(bucket) < len(parameters)]
         if sizes != sizes_told(module) or sum(map(len, buckets)) != len(parameters):
             why = "its reducer waits for the gradients of all of them"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -101,8 +101,15 @@ class OriginTracker:
 
 
 @contextlib.contextmanager
-def module_names(origins: OriginTracker, modules: Sequence[tuple[str, torch.nn.Module]]) -> Iterator[None]:
-    """While active, operators inside these modules, which have names, and of their children say so."""
+def module_names(
+    origins: OriginTracker,
+    modules: Sequence[tuple[str, torch.nn.Module]],
+    sharded: Callable[[torch.nn.Module], None] | None = None,
+) -> Iterator[None]:
+    """While active, operators inside these modules, which have names, and of their children say so.
+
+    sharded: is told of calls of modules whose weights are sharded; such calls are refused without it.
+    """
     names = {}
     for root_name, root in modules:
         for path, module in root.named_modules():
@@ -112,7 +119,9 @@ def module_names(origins: OriginTracker, modules: Sequence[tuple[str, torch.nn.M
     def enter(module: torch.nn.Module, inputs: Any) -> None:
         if not torch.compiler.is_dynamo_compiling() and threading.get_ident() == thread:
             origins.enter_module(names.get(id(module), ""))
-            if is_sharded(module):  # before its hooks run, which would keep fakes
+            if is_sharded(module) and sharded is not None:
+                sharded(module)
+            elif is_sharded(module):  # before its hooks run, which would keep fakes
                 raise UnsupportedDistributed(
                     what=f"a module is called whose weights are sharded ({type(module).__name__})",
                     why="dovetail records plain tensors, and its hooks change what weights are while they run",

@@ -12,6 +12,7 @@ from dovetail.analysis.infer import MetaInference
 from dovetail.capture.changes import replay_steps
 from dovetail.capture.functionalize import Functionalizer
 from dovetail.capture.step_recorder import StepRecorder
+from dovetail.capture.step_sharded import MadeSharded
 from dovetail.capture.step_tensors import MadeTensor, StepNumber, StepTensor, look_of, repeated
 from dovetail.errors import UnsupportedStep
 from dovetail.ir.calling import (
@@ -27,6 +28,7 @@ from dovetail.ir.calling import (
     Look,
     Move,
     OutputRule,
+    Rebuilt,
     WithLook,
     WriteBack,
 )
@@ -85,6 +87,7 @@ class RecordedStep:
     """What is known of a step once it ran on fakes.
 
     values: of the tensors; number_values: of the numbers. held: by the number of a tensor, that of its gradient.
+    locals: by the number of a tensor that is spread over processes, that of its local part.
     required: which tensors required gradients before. cleared: see `StepFunctions`. seeming:
     by tensor, the gradient that seemed to be there. exits: what `.grad` of each tensor is afterwards.
     """
@@ -95,11 +98,12 @@ class RecordedStep:
     numbers: Sequence[StepNumber]
     number_values: Sequence[Value]
     held: Mapping[int, int]
+    locals: Mapping[int, int]
     required: Sequence[bool]
     cleared: Mapping[int, bool]
     seeming: Mapping[int, Value]
     results: Sequence[OutputRule | Value | MadeTensor]
-    exits: Sequence[GradientExit | MadeTensor]
+    exits: Sequence[GradientExit | MadeTensor | MadeSharded]
     flags: Sequence[GradientFlag]
     left: Sequence[object]
     moves: Sequence[Move]
@@ -214,31 +218,43 @@ class RecordedStep:
         return value if isinstance(value, FromConstant) else FromConstant(value)
 
     def _gradients(self, recorder: StepRecorder, touched: set[Value], slot: Slot, keep: bool) -> Iterator[LeafGradient]:
+        parts = set(self.locals.values())
         for index, found in enumerate(self.exits):
             held = self.held.get(index)
             item = self.tensors[index]
             is_cleared = (
-                id(item.tensor) in self.cleared and held is not None and self.values[held] not in touched
+                id(item.tensor) in self.cleared
+                and held is not None
+                and self.values[self.locals.get(held, held)] not in touched
             ) or index in self.seeming
-            if isinstance(item.role, HeldGradient) or (
-                held is None
-                and found is GradientExit.NONE
-                and not (self.required[index] or isinstance(item.role, Parameter))  # an optimizer asks each parameter
+            if (
+                isinstance(item.role, HeldGradient)
+                or index in parts
+                or (
+                    held is None
+                    and found is GradientExit.NONE
+                    and not (
+                        self.required[index] or isinstance(item.role, Parameter)
+                    )  # an optimizer asks each parameter
+                )
             ):
                 continue
             is_first = is_cleared and not self.cleared.get(id(item.tensor), True)
-            exit_: FromSlot | WithLook | GradientExit = GradientExit.NONE
+            exit_: FromSlot | WithLook | Rebuilt | GradientExit = GradientExit.NONE
+            layout, found = (found.layout, found.part) if isinstance(found, MadeSharded) else (None, found)
             if not isinstance(found, MadeTensor):
                 exit_ = found
             elif keep or not is_cleared or not self._is_updated(recorder, index):
                 exit_ = FromSlot(slot(GradientLeft(item.name), found.value, found.item))
-                if found.item.grad_fn is not None:
+                if layout is not None:
+                    exit_ = Rebuilt(layout, (exit_,))
+                elif found.item.grad_fn is not None:
                     exit_ = WithLook(exit_, look_of(found.item))
             yield LeafGradient(index, held is not None, is_cleared, exit_, is_first)
 
     def _is_updated(self, recorder: StepRecorder, index: int) -> bool:
         """Whether the step writes a tensor, and has made use of its gradient so; else whoever calls the step may."""
-        storage = self.values[index].tensor.storage
+        storage = self.values[self.locals.get(index, index)].tensor.storage
         return any(value.tensor.storage == storage for value, _, _ in recorder.written)
 
 

@@ -12,7 +12,6 @@ every answer that it gets becomes a question which the program asks again when i
 from __future__ import annotations
 
 import operator
-import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn
@@ -23,15 +22,17 @@ from dovetail.capture.checks_of_kernels import CHECKED_QUESTIONS, result_at_full
 from dovetail.capture.collectives import Collectives
 from dovetail.capture.data_parallel import DataParallel
 from dovetail.capture.data_sizes import DataSizes, UnknownSize
+from dovetail.capture.fully_sharded import FullySharded, runs_apart
 from dovetail.capture.guesses import Guesses
 from dovetail.capture.item_log import ItemHints, Results
 from dovetail.capture.known_numbers import KnownNumbers
 from dovetail.capture.numpy_numbers import NumpyNumbers
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.packed_sequences import PackedValues
+from dovetail.capture.records_sharded import RecordsSharded
 from dovetail.capture.resizing import lie_on
-from dovetail.capture.step_questions import AskingRecorder, Question
-from dovetail.capture.step_tensors import of_graph_from_before, unowned
+from dovetail.capture.step_questions import Question
+from dovetail.capture.step_tensors import of_graph_from_before, unowned, wrapper_left
 from dovetail.capture.step_texts import Texts
 from dovetail.capture.traced_operands import concrete, settled
 from dovetail.errors import DataDependentControlFlow, DovetailError, UnsupportedStep
@@ -42,6 +43,8 @@ from dovetail.torch_compat.autograd import running_sequence_number
 from dovetail.torch_compat.collectives import NAMESPACES
 from dovetail.torch_compat.dispatch import Overload, schema_of
 from dovetail.torch_compat.fakes import DATA_DEPENDENT_ERRORS, FakeMode, fake_apart, is_fake, kernels_for_symbolic_sizes
+from dovetail.torch_compat.fully_sharded import taken_apart
+from dovetail.torch_compat.subclasses import is_wrapper_type
 from dovetail.torch_compat.traced_numbers import Plain, fixed_number, handle_of, number_now, traced_number
 
 _SIZE = torch.ops.aten.sym_size.int
@@ -49,10 +52,9 @@ _ITEM = torch.ops.aten._local_scalar_dense.default
 _LIFT = torch.ops.aten.lift_fresh.default
 _RENAMES = frozenset({torch.ops.aten.detach.default, torch.ops.aten.alias.default})
 _UNKNOWN: tuple[type[Exception], ...] = (UnknownSize, *DATA_DEPENDENT_ERRORS)
-_FIRST_TOKEN = 0x3FE2_9D4C_7A51_0000  # the bits of a number near 0.58
 
 
-class StepRecorder(AskingRecorder):
+class StepRecorder(RecordsSharded):
     """See the module docstring.
 
     Attributes: questions, by the number that their guards carry; numbers_now, what each traced number is now; renamed,
@@ -85,6 +87,7 @@ class StepRecorder(AskingRecorder):
         self.used_of_graphs, self.stops_at_weights = set[int](), False
         self.of_numpy, self.collectives = NumpyNumbers(), Collectives(self.recorded, origins)
         self.parallel = DataParallel(self.collectives, origins, self.refusals)
+        self.fully_sharded = FullySharded(self.collectives, origins, self.refusals)
         self.data_parallel = self.parallel.forward  # type: ignore[method-assign]
 
     def value_of(self, tensor: torch.Tensor) -> Value:
@@ -144,16 +147,6 @@ class StepRecorder(AskingRecorder):
         self._roots[value] = frozenset((name,))
         return value
 
-    def token_for(self, number: Any) -> float:
-        """A plain float that no code computes with by chance; where an operator gets it, it gets the traced number.
-
-        For arguments that torch's parser takes as plain floats only. What the float is matters to nobody: it must go
-        straight to an operator.
-        """
-        token = struct.unpack("<d", struct.pack("<q", _FIRST_TOKEN + len(self._tokens)))[0]
-        self._tokens[token] = number
-        return float(token)
-
     def end(self) -> None:
         """Nothing is recorded any more: what knows the recorder is let go: numbers, and errors, by their frames."""
         self.collectives.end()
@@ -170,16 +163,19 @@ class StepRecorder(AskingRecorder):
             raise
 
     def _told(self, func: Any, types: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
+        if isinstance(types, Sequence) and any(map(is_wrapper_type, types)):
+            return self.leave_to_class(func, args, kwargs)
         if func is _ITEM:
             return self._item(args[0])
         if func.namespace == "profiler":  # ranges that torch opens for itself
             return func(*args, **(kwargs or {}))
         self.phase = Phase.FORWARD if running_sequence_number() is None else Phase.BACKWARD
+        if func.namespace == "fsdp" and (run := taken_apart(func.overloadpacket.__name__)) is not None:
+            return runs_apart(self, run, args, kwargs or {})
         if func.namespace in NAMESPACES:
             return self.collectives.run(func, args, kwargs or {})
         if self._tokens:
-            args = [self._meant(argument) for argument in args]
-            kwargs = {name: self._meant(argument) for name, argument in (kwargs or {}).items()}
+            args, kwargs = self.meant(args, kwargs)
         if isinstance(func, Overload):
             args, kwargs = settled(func, args, kwargs or {}, self._as_size, set(map(id, self._tokens.values())))
         result = super()._dispatched(func, types, args, kwargs)
@@ -193,6 +189,8 @@ class StepRecorder(AskingRecorder):
     def _describe(self, tensor: torch.Tensor, name: str) -> Meta:
         if tensor.layout is torch.sparse_coo and is_fake(tensor):
             self.refuse_sparse(name)
+        if is_wrapper_type(type(tensor)):
+            raise wrapper_left(tensor, self._tracker.here())
         return super()._describe(tensor, name)
 
     def refuse_sparse(self, func: Any) -> NoReturn:
@@ -212,9 +210,6 @@ class StepRecorder(AskingRecorder):
             hint="compute it before the step, or convert it with .to_dense()",
             origin=self._tracker.here(),
         )
-
-    def _meant(self, argument: Any) -> Any:
-        return self._tokens.get(argument, argument) if type(argument) is float else argument
 
     def _run(self, func: Overload, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
         args = [concrete(argument) for argument in args]

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from dovetail.analysis.infer import MetaInference
+from dovetail.capture import step_sharded as sharded
 from dovetail.capture.item_log import ItemHints
 from dovetail.capture.left_modes import modes_left
 from dovetail.capture.origins import OriginTracker
@@ -25,6 +26,7 @@ from dovetail.capture.step_moves import Moves
 from dovetail.capture.step_origins import origin_of, refuse_unowned
 from dovetail.capture.step_programs import GradientsNotCleared, RecordedStep, StepPrograms, not_cleared
 from dovetail.capture.step_recorder import StepRecorder
+from dovetail.capture.step_sharded import MadeSharded
 from dovetail.capture.step_tensors import (
     MadeTensor,
     Seen,
@@ -32,7 +34,6 @@ from dovetail.capture.step_tensors import (
     StepTensor,
     check_state,
     count_hooks,
-    fake_for,
     held_gradients,
     look_of,
     must_be_dropped,
@@ -49,14 +50,9 @@ from dovetail.ops.facts import written_values
 from dovetail.ops.layouts import is_absolute
 from dovetail.reach.frames import put_unfollowed
 from dovetail.torch_compat.autograd import backward_within
-from dovetail.torch_compat.fakes import fake_apart, hidden_fakes, new_fake_mode
+from dovetail.torch_compat.fakes import hidden_fakes, new_fake_mode
 from dovetail.torch_compat.modes import has_function_mode, unnoticed_mode
-from dovetail.torch_compat.swapping import (
-    exchange_back,
-    exchange_tensors,
-    hook_tables,
-    put_hook_tables,
-)
+from dovetail.torch_compat.swapping import exchange_back, exchange_tensors, hook_tables, put_hook_tables
 from dovetail.torch_compat.symbols import guard_trees, hint_of, new_shape_env
 from dovetail.torch_compat.traced_maths import traced_maths
 from dovetail.torch_compat.traced_numbers import handle_of, is_traced
@@ -65,9 +61,9 @@ from dovetail.torch_compat.traced_numbers import handle_of, is_traced
 class StepRecording:
     """Make one, call `run`, `leave` for each value that is wanted besides results, then `programs`.
 
-    Attributes: tensors: those given, then the gradients that they hold; held: by the number of a tensor, that of its
-    gradient; numbers; recorder; moves, exits, flags: see `RecordedStep`; hooked: labels of tensors that have more hooks
-    afterwards, with the line; left, see `leave`.
+    Attributes: tensors: those given, then the gradients that they hold, then local parts; numbers; recorder; held,
+    locals, moves, exits, flags: see `RecordedStep`; hooked: labels of tensors that have more hooks afterwards, with the
+    line; left, see `leave`.
     """
 
     def __init__(
@@ -89,12 +85,13 @@ class StepRecording:
         Raises: UnsupportedTensor, StateChangedOtherwise for a tensor that cannot be part of a program.
         """
         held = list(held_gradients(tensors))
-        for item in (*tensors, *(gradient for _, gradient in held)):
+        self.tensors = sharded.with_locals([*tensors, *(gradient for _, gradient in held)])
+        for item in self.tensors:
             check_state(item, line_of)
         self.mode = new_fake_mode(new_shape_env() if dynamic else None, meta_stands_for=meta_stands_for)
         self.origins, self._dynamic = OriginTracker(), dynamic
         self.recorder = StepRecorder(self.origins, self.mode, hints)
-        self.tensors = [*tensors, *(gradient for _, gradient in held)]
+        self.locals = sharded.places_of_locals(self.tensors)
         self.held = {index: len(tensors) + k for k, (index, _) in enumerate(held)}
         self._required = [item.tensor.requires_grad for item in self.tensors]
         self._of_graphs = {i: line_of(x.tensor) for i, x in enumerate(self.tensors) if not x.tensor.is_leaf}
@@ -102,13 +99,12 @@ class StepRecording:
         self.results: list[OutputRule | Value | MadeTensor] = []
         self._values, self._number_values = list[Value](), list[Value]()
         self.left, self.flags = list[object](), list[GradientFlag]()
-        self.exits: list[GradientExit | MadeTensor] = []
+        self.exits: list[GradientExit | MadeTensor | MadeSharded] = []
         self.hooked, self.left_modes = dict[str, "Origin | None"](), dict[str, Any]()
         self._moved = Moves(self.recorder, self.tensors, self._values)
         self.moves, self._hooks = list[Move](), [hook_tables(item.tensor) for item in self.tensors]
         self._hook_counts = list(map(count_hooks, self._hooks))
-        self._assume_cleared = assume_cleared
-        self._must_not_seem, self._must_drop = False, ""
+        self._assume_cleared, self._must_not_seem, self._must_drop = assume_cleared, False, ""
         self._seeming: dict[int, tuple[torch.Tensor, Value]] = {}
         self.look_at: Callable[[Sequence[Any]], None] = lambda _: None
         told, asked = self.recorder, partial(bool, self.recorder.questions)
@@ -125,7 +121,7 @@ class StepRecording:
         Raises: DovetailError, when every tensor is itself again.
         """
         torch.clear_autocast_cache()  # it knows parameters by what is exchanged
-        with contextlib.ExitStack() as stack, self._exchanged():
+        with contextlib.ExitStack() as stack, sharded.sharded_kept(self.tensors), self._exchanged():
             stack.callback(self._functions.end)  # which knows the recording
             stack.callback(self.recorder.end)
             self._put_numbers()
@@ -169,11 +165,14 @@ class StepRecording:
     @contextlib.contextmanager
     def _exchanged(self) -> Iterator[None]:
         """While active, the tensor objects are fakes."""
-        fakes = [fake_for(self.mode, item, self._dynamic) for item in self.tensors]
+        fakes = [sharded.fake_or_itself(self.mode, item, self._dynamic) for item in self.tensors]
         gradients = [(i, item.tensor.grad) for i, item in enumerate(self.tensors) if item.tensor.is_leaf]
         done: list[tuple[torch.Tensor, torch.Tensor]] = []
         try:
             for item, fake in zip(self.tensors, fakes, strict=True):
+                if fake is item.tensor:
+                    self._values.append(sharded.stand_in_value(item, self.recorder.new_storage()))
+                    continue
                 exchange_tensors(item.tensor, fake)
                 done.append((item.tensor, fake))
                 self.recorder.known.learn(item.tensor, fake)
@@ -194,13 +193,13 @@ class StepRecording:
                     tensor.grad = None
             for tensor, fake in reversed(done):
                 exchange_back(tensor, fake)
-            for (tensor, _), tables in zip(done, self._hooks, strict=False):
-                put_hook_tables(tensor, tables)
+            for item, tables in zip(self.tensors, self._hooks, strict=True):
+                put_hook_tables(item.tensor, tables)
 
     def _let_seem(self, index: int) -> None:
         item = self.tensors[index]
-        seeming = fake_apart(self.mode, item.tensor.detach())
-        self._seeming[index] = seeming, self.recorder.add_tensor(seeming, f"{item.name}_no_grad")
+        seeming, known = sharded.seeming_gradient(self.mode, item.tensor)
+        self._seeming[index] = seeming, self.recorder.add_tensor(known, f"{item.name}_no_grad")
         item.tensor.grad = seeming
 
     def _put_numbers(self) -> None:
@@ -214,7 +213,8 @@ class StepRecording:
     def _look_at_state(self) -> None:
         for index, item in enumerate(self.tensors):
             tensor = item.tensor
-            self._moved.look_at(index)
+            if index not in self.locals:
+                self._moved.look_at(index)
             refuse_graph_before(item, self._required[index], index, self._of_graphs)
             if count_hooks(hook_tables(tensor)) > self._hook_counts[index]:
                 self.hooked[item.label] = self._functions.hooked.get(id(tensor))
@@ -232,7 +232,7 @@ class StepRecording:
         self.results.append(self._outside_of_state(item.tensor, f"the memory of {item.label}"))
         return Move(index, FromOutput(len(self.results) - 1))
 
-    def _exit(self, index: int, tensor: torch.Tensor) -> GradientExit | MadeTensor:
+    def _exit(self, index: int, tensor: torch.Tensor) -> GradientExit | MadeTensor | MadeSharded:
         was_asked = id(tensor) in self._functions.asked
         gradient = tensor.grad
         if gradient is None:
@@ -244,7 +244,7 @@ class StepRecording:
             return GradientExit.SAME
         if self.recorder.sparse.is_known(gradient):
             return self._exit_of_sparse(index)
-        return MadeTensor(self._outside_of_state(gradient, f"the gradient of {self.tensors[index].label}"), gradient)
+        return sharded.made_of(gradient, self._outside_of_state, f"the gradient of {self.tensors[index].label}")
 
     def _is_used(self, seeming: Value) -> bool:
         """Whether it matters that there seemed to be a gradient."""
@@ -350,8 +350,8 @@ class StepRecording:
     @property
     def size_hints(self) -> dict[str, Number]:
         """A number for each size symbol."""
-        found = ((name, hint_of(number)) for name, number in self.recorder.symbols.items())
-        return {name: number for name, number in found if number is not None}
+        found = {name: hint_of(number) for name, number in self.recorder.symbols.items()}
+        return {name: number for name, number in found.items() if number is not None}
 
     def description_of(self, index: int) -> TensorMeta:
         """What is known of a tensor, its sizes in symbols."""
@@ -382,6 +382,7 @@ class StepRecording:
             numbers=self.numbers,
             number_values=self._number_values,
             held=self.held,
+            locals=self.locals,
             required=[required and i not in self._of_graphs for i, required in enumerate(self._required)],
             cleared=self._functions.cleared,
             seeming={index: value for index, (_, value) in self._seeming.items()},

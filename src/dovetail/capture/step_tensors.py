@@ -15,6 +15,7 @@ from dovetail.ir.convert import unsupported_kind
 from dovetail.ir.program import Origin, Value
 from dovetail.ir.signature import HeldGradient, InputRole, UserInput
 from dovetail.ir.sizes import SizeExpr
+from dovetail.torch_compat.dtensors import is_dtensor
 from dovetail.torch_compat.fakes import FakeMode, fake_apart, parameter_of_fake, symbolic_fake_of
 from dovetail.torch_compat.subclasses import is_wrapper
 from dovetail.torch_compat.swapping import HookTable, attributes_in_common, hook_tables, share_hooks
@@ -106,7 +107,12 @@ def check_state(item: StepTensor, line_of: Callable[[torch.Tensor], Origin | Non
     refused = unsupported_kind(tensor)
     if is_lazy(tensor):
         refused = "a parameter of a lazy module, without a shape", "call the module with a batch before"
-    if is_wrapper(tensor):
+    if is_dtensor(tensor) and isinstance(item.role, UserInput):
+        refused = (
+            "a DTensor among the arguments",
+            "pass its local part (x.to_local()), and make the DTensor in the step",
+        )
+    elif is_wrapper(tensor) and not is_dtensor(tensor):
         refused = f"a {type(tensor).__name__}, which wraps other tensors", "use plain tensors"
     if refused is not None:
         raise UnsupportedTensor(name=item.label, kind=refused[0], hint=refused[1], origin=line_of(tensor))
@@ -159,6 +165,16 @@ def must_be_dropped(gradient: torch.Tensor) -> bool:
 def count_hooks(tables: Sequence[HookTable]) -> int:
     """How many hooks a tensor has."""
     return sum(len(table) for table in tables if table is not None)
+
+
+def wrapper_left(tensor: torch.Tensor, origin: Origin | None) -> UnsupportedTensor:
+    """What to say of a tensor made of others that the step returns, or leaves as a whole."""
+    return UnsupportedTensor(
+        name="a result of the step, or what it leaves",
+        kind=f"a {type(tensor).__name__}, which wraps other tensors",
+        hint="return its local part (x.to_local()), or all of it (x.full_tensor())",
+        origin=origin,
+    )
 
 
 def unowned(tensor: torch.Tensor, origin: Origin | None) -> UnownedState:

@@ -24,9 +24,9 @@ from dovetail.errors.compilers import BadCompiler as BadCompiler
 from dovetail.errors.compilers import CompilerUnavailable as CompilerUnavailable
 from dovetail.errors.compilers import GraphMismatch as GraphMismatch
 from dovetail.errors.constants import FoldedOtherwise as FoldedOtherwise
-from dovetail.errors.distributed import BucketsToCome as BucketsToCome
 from dovetail.errors.distributed import CollectiveFailed as CollectiveFailed
 from dovetail.errors.distributed import CollectivesDiffer as CollectivesDiffer
+from dovetail.errors.distributed import ModuleToPrepare as ModuleToPrepare
 from dovetail.errors.distributed import UnsupportedDistributed as UnsupportedDistributed
 from dovetail.errors.donation import BadDonation as BadDonation
 from dovetail.errors.donation import UnusableDonation as UnusableDonation

@@ -35,11 +35,11 @@ class CollectiveFailed(DovetailError):
     rows = ("origin",)
 
 
-class BucketsToCome(DovetailError):
-    """A module of data parallel training has not sorted its gradients into buckets yet."""
+class ModuleToPrepare(DovetailError):
+    """A module of data parallel training has not been called as often as it needs to be captured."""
 
     code = "DT-DIST-004"
-    summary = "DistributedDataParallel({name}) has not sorted its gradients into buckets yet."
-    because = "it does so in its first two calls, by the order in which gradients arrive"
+    summary = "{name} is not ready to be captured yet."
+    because = "{why}"
     way_out = "call the step: compile_step runs these calls in eager mode"
     rows = ("origin",)

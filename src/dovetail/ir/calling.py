@@ -236,7 +236,7 @@ class LeafGradient:
     input: int
     had: bool
     is_cleared: bool
-    exit: FromSlot | WithLook | GradientExit
+    exit: FromSlot | WithLook | Rebuilt | GradientExit
     is_first: bool = False
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from dovetail.capture.fully_sharded import found_among
 from dovetail.capture.item_log import ItemHints
 from dovetail.capture.origins import module_names
 from dovetail.capture.sparse_operands import KnownMatrix
@@ -42,7 +43,7 @@ from dovetail.frontends.step.reachable_state import ReachableState
 from dovetail.frontends.step.recorded import Recorded
 from dovetail.frontends.step.searches import SearchCalled
 from dovetail.frontends.step.syntax import percent_formats
-from dovetail.frontends.step.tensor_kinds import Source
+from dovetail.frontends.step.tensor_kinds import Source, sources_of_locals
 from dovetail.frontends.step.text_uses import check_texts
 from dovetail.frontends.step.variant import StepVariant
 from dovetail.frontends.step.write_only import WriteOnlyContainers
@@ -109,6 +110,7 @@ class StepCapture:
         self._result_structure: Structure | None = None
         self._asked = [default_group, *map(_giving, reachable.others)]
         self._not_guarded: list[Any] = []
+        self._fully_sharded = found_among(module for _, module in reachable.modules)
         self._count = 0
         self._elsewhere: list[ReadChange] = []
         self._watcher = Watcher(
@@ -214,6 +216,7 @@ class StepCapture:
         programs = recording.programs(name, keep_gradients=self._options.keep_grads)
         recording.recorder.known.end()
         sources += [Source("gradient", index) for index in recording.held]
+        sources += sources_of_locals(recording, len(sources))
         assert self._result_structure is not None, "the step was recorded"
         return Recorded(
             call=self._call,
@@ -304,7 +307,7 @@ class StepCapture:
         with (
             recording.recorder.sparse.operands.exchanged(recording.mode, matrices),
             hosts.noted(),
-            module_names(recording.origins, self._reachable.modules),
+            module_names(recording.origins, self._reachable.modules, recording.recorder.fully_sharded.call),
             outside.known_results_only(self._reachable.caches_of_functions),
             outside.watched(),
             self._write_only.noted(hosts.note_put),
@@ -313,7 +316,8 @@ class StepCapture:
             self._watched(),
         ):
             recording.recorder.collectives.guard = self._ask_before_runs
-            yield
+            with recording.recorder.fully_sharded.recorded(self._fully_sharded):
+                yield
             recording.recorder.parallel.check()
         for refusal in outside.refusals:
             raise refusal

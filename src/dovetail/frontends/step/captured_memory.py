@@ -17,6 +17,7 @@ from dovetail.ir.calling import CallPlan
 from dovetail.ir.program import Origin
 from dovetail.reach.values import is_a
 from dovetail.torch_compat.dispatch import storage_key
+from dovetail.torch_compat.dtensors import is_dtensor, local_of, without_spread
 
 
 def torch_generators(values: Iterable[Any]) -> list[tuple[torch.Generator, torch.Tensor]]:
@@ -74,7 +75,8 @@ def bytes_before(tensors: Sequence[torch.Tensor], plan: CallPlan) -> int:
 
     tensors: those that the plan numbers, and others.
     """
-    held = [tensor for tensor in tensors if tensor.layout is torch.strided]
-    late = [tensors[g.input] for g in plan.gradients if g.is_cleared and not g.is_first]
+    held = [tensor for tensor in without_spread(tensors) if tensor.layout is torch.strided]
+    owners = [tensors[g.input] for g in plan.gradients if g.is_cleared and not g.is_first]
+    late = [local_of(owner) if is_dtensor(owner) else owner for owner in owners]
     storages = {storage_key(x): x.untyped_storage().nbytes() for x in held}
     return sum(storages.values()) + sum(x.numel() * x.element_size() for x in late)

@@ -11,13 +11,14 @@ import torch
 from dovetail.capture.step_programs import GradientsNotCleared
 from dovetail.capture.step_questions import Question
 from dovetail.errors import (
-    BucketsToCome,
     CaptureFailed,
     DataDependentControlFlow,
     DovetailError,
     GuardMiss,
     MemoryLimitTooLow,
+    ModuleToPrepare,
     OffloadUnavailable,
+    UnsupportedDistributed,
 )
 from dovetail.frontends.patience import Walks
 from dovetail.frontends.step.attempts import (
@@ -62,13 +63,7 @@ class StepCaptures:
 
     capture: type[StepCapture] = StepCapture
 
-    def __init__(
-        self,
-        cache: VariantCache[StepVariant],
-        state: Any,
-        falls_back: bool,
-        options: Options,
-    ) -> None:
+    def __init__(self, cache: VariantCache[StepVariant], state: Any, falls_back: bool, options: Options) -> None:
         """Capture nothing yet. falls_back: run in eager mode what cannot be captured."""
         self.given_up: DovetailError | None = None
         self.searching: list[torch.optim.Optimizer] | None = None
@@ -79,6 +74,7 @@ class StepCaptures:
         self._eager = EagerRuns()
         self._options = options
         self._missed = self._failed = False
+        self._refused: UnsupportedDistributed | None = None
         self._rounds, self._filled = 0, frozenset[Path]()
         self._last_miss: Question | None = None
         self._walks, self._answers = Walks(), dict[object, Any]()
@@ -206,7 +202,7 @@ class StepCaptures:
         except (StateToMake, DovetailError) as error:
             self._left_to_eager(error, call)
             return None
-        self._failed = False
+        self._failed, self._refused = False, None
         self._let_go(reachable)
         return variant, variant.guard.expected(call.leaves)
 
@@ -215,9 +211,11 @@ class StepCaptures:
         told = error.error if isinstance(error, StateToMake) else error
         self._why_eager = in_short(told)
         is_shown = not self._cache.variants or isinstance(error, DataDependentControlFlow)  # by a call in eager mode
-        if isinstance(error, BucketsToCome):
-            return  # calls in eager mode make them
-        if isinstance(error, DovetailError) and is_shown and not self._eager.has_watched:
+        if isinstance(error, ModuleToPrepare):  # calls in eager mode do so, unless it is the step that undoes it
+            if self._refused is not None:
+                self._give_up(self._refused)
+        elif isinstance(error, DovetailError) and is_shown and not self._eager.has_watched:
+            self._refused = error if isinstance(error, UnsupportedDistributed) else None
             if not self._cache.variants:
                 self._lifting = Lifting()
                 self._lifting.see(call.leaves, call.structure)
@@ -309,7 +307,7 @@ class StepCaptures:
         if self._begins_cleared:
             try:
                 return self._after_attempts(reachable, call, True)
-            except (MemoryLimitTooLow, OffloadUnavailable, DataDependentControlFlow, BucketsToCome):
+            except (MemoryLimitTooLow, OffloadUnavailable, DataDependentControlFlow, ModuleToPrepare):
                 raise
             except (DovetailError, StateToMake):  # it may be because of gradients that are not there
                 self._begins_cleared = False

@@ -22,10 +22,12 @@ from dovetail.frontends.step.guard import StepCall
 from dovetail.frontends.step.made_state import MadeState
 from dovetail.frontends.step.recorded import Recorded
 from dovetail.frontends.step.searches import SearchCalled
+from dovetail.frontends.step.tensor_kinds import kept_sources
 from dovetail.ir.signature import Constant
 from dovetail.ir.sizes import Number
 from dovetail.passes.collection import collection_paused
 from dovetail.pipeline.estimate import StateItem
+from dovetail.torch_compat.dtensors import is_dtensor
 from dovetail.torch_compat.fakes import number_behind
 
 
@@ -102,8 +104,8 @@ def _description(recorded: Recorded) -> StepDescription:
     items = [StateItem(x.label, x.role, x.tensor) for x in recording.tensors]
     kept = [
         items[x]
-        for x, source in enumerate(sources)
-        if (source.kind != "gradient" or source.index not in cleared) and id(items[x].tensor) not in behind
+        for x in kept_sources(sources, cleared)
+        if not is_dtensor(items[x].tensor) and id(items[x].tensor) not in behind
     ]
     met = [StateItem("a tensor found while recording", Constant(""), x) for x in programs.constants]
     late = [items[g.input] for g in gradients if g.is_cleared and not g.is_first]

@@ -21,7 +21,7 @@ from dovetail.frontends.step.number_slots import NumberSlot
 from dovetail.frontends.step.program_inputs import changing, number_label, sources_of_numbers
 from dovetail.frontends.step.reachable_state import ReachableState
 from dovetail.frontends.step.runner import StepRunner
-from dovetail.frontends.step.tensor_kinds import Source, expected_tensors
+from dovetail.frontends.step.tensor_kinds import Source, expected_tensors, kept_sources
 from dovetail.frontends.step.variant import StepVariant, bindings_to
 from dovetail.frontends.structure import Structure
 from dovetail.frontends.variant_cache import Variant
@@ -74,14 +74,15 @@ class Recorded:
         """
         recording, programs, call = self.recording, self.programs, self.call
         cleared = {g.input for g in programs.plan.gradients if g.is_cleared}
-        kept = [i for i, source in enumerate(self.sources) if source.kind != "gradient" or source.index not in cleared]
+        kept = kept_sources(self.sources, cleared)
         moved = {index: place for place, index in enumerate(kept)}
         plan = renumbered(programs.plan, moved)
         whole = frozenset(moved[i] for i in recording.addressed() if i in moved)
         accesses = Accesses(
             frozenset(write.input for write in plan.writes), frozenset(moved[i] for i in programs.tensors), whole
         )
-        kinds = expected_tensors(recording, self.sources, kept, self.given, plan, accesses, is_dynamic=options.dynamic)
+        sources = [source.moved(moved) for source in self.sources]
+        kinds = expected_tensors(recording, sources, kept, self.given, plan, accesses, is_dynamic=options.dynamic)
         tensors = [recording.tensors[i].tensor for i in kept]
         taken = [*tensors, *programs.constants]
         refuse_sharing(recording, taken, kept, accesses)

@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from dovetail.capture.step_sharded import MadeSharded
 from dovetail.capture.step_tensors import MadeTensor
 from dovetail.frontends.step.drawn_values import is_same_result, kind_of_result
 from dovetail.frontends.step.host_calls import HostCall
@@ -270,6 +271,8 @@ def _is_same_leaf(one: Any, other: Any) -> bool:
 
 def _plain(found: Any) -> Any:
     """What a result or a gradient is, without the fake that stood for it."""
+    if isinstance(found, MadeSharded):
+        return (found.layout.key(), found.part.value)
     return found.value if isinstance(found, MadeTensor) else found
 
 

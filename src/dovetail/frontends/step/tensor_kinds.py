@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from dovetail.frontends.size_guard import SizeGuard
 from dovetail.frontends.step.memory import Accesses, Memory, extent
 from dovetail.frontends.tensor_kind import TensorKind, difference, kind_of
 from dovetail.ir.calling import CallPlan
+from dovetail.torch_compat.dtensors import is_dtensor, local_of, placing_of
 from dovetail.torch_compat.guards import SameTensors
 from dovetail.torch_compat.sparse import Form, form_of, parts_of
 from dovetail.torch_compat.swapping import hook_tables
@@ -24,13 +25,20 @@ class Source:
 
     kind: "state", an object that the step's reachable state holds; "argument", a leaf of the arguments; "gradient", the
     `.grad` of another source; "state matrix" or "argument matrix", a part of a sparse matrix there, which is of this
-    form. index: among those of its kind, for a gradient among all sources.
+    form; "local", the local part of another source, which is spread over processes like `placing`. index: among those
+    of its kind, for a gradient and a local part among all sources.
     """
 
     kind: str
     index: int
     part: str = ""
     form: Form | None = None
+    placing: Hashable = None
+
+    def moved(self, places: Mapping[int, int]) -> Source:
+        """The same, where sources have other places."""
+        is_of_source = self.kind in ("gradient", "local")
+        return replace(self, index=places[self.index]) if is_of_source and self.index in places else self
 
 
 @dataclass(slots=True, eq=False)
@@ -72,6 +80,11 @@ class TensorKinds:
                 if (same.kind, same.index) != (source.kind, source.index) or not _is_of_form(matrix, source.form):
                     return None
                 found.append(parts_of(matrix)[source.part])
+            elif source.kind == "local":
+                whole = found[source.index]
+                if not is_dtensor(whole) or placing_of(whole) != source.placing:
+                    return None
+                found.append(local_of(whole))
             else:
                 gradient = found[source.index].grad
                 if gradient is None:
@@ -168,7 +181,7 @@ class TensorKinds:
     def difference(self, state: Sequence[torch.Tensor], leaves: Sequence[Any]) -> str:
         """What is not as expected, for people."""
         for index, source in enumerate(self.sources):
-            if source.kind == "gradient" or source.form is not None:
+            if source.kind in ("gradient", "local") or source.form is not None:
                 continue
             tensor = state[source.index] if source.kind == "state" else leaves[source.index]
             now = kind_of(tensor, has_sizes=self._has_sizes(source))
@@ -181,6 +194,8 @@ class TensorKinds:
             return self.sizes.reason(tensors, [f"{source.kind} {source.index}" for source in self.sources])
         if any(source.form is not None for source in self.sources):
             return "a sparse matrix has another layout, size or number of values, or tensors share memory"
+        if tensors is None and any(source.kind == "local" for source in self.sources):
+            return "a gradient or a DTensor is another one, or is spread otherwise"
         return "gradients exist where there were none, or the reverse, or tensors share memory"
 
     def _leaves_are(self, tensors: Sequence[torch.Tensor], leaves: Sequence[Any]) -> bool:
@@ -193,6 +208,23 @@ class TensorKinds:
             distinct = {source for _, source in self.leaves}
             return len({id(leaves[place]) for place, _ in self.leaves}) == len(distinct)
         return True
+
+
+def sources_of_locals(recording: StepRecording, first: int) -> list[Source]:
+    """Where local parts come from, of which `first` is the first among the tensors of a recording."""
+    wholes = {part: whole for whole, part in recording.locals.items()}
+    found = range(first, len(recording.tensors))
+    return [Source("local", wholes[n], placing=placing_of(recording.tensors[wholes[n]].tensor)) for n in found]
+
+
+def kept_sources(sources: Sequence[Source], cleared: Collection[int]) -> list[int]:
+    """The sources that a program needs, by number. cleared: those whose gradient is dropped unseen."""
+    dropped = {i for i, source in enumerate(sources) if source.kind == "gradient" and source.index in cleared}
+    return [
+        i
+        for i, source in enumerate(sources)
+        if i not in dropped and (source.kind != "local" or source.index not in dropped)
+    ]
 
 
 def _is_of_form(item: Any, form: Form) -> bool:

@@ -1,0 +1,290 @@
+"""Modules of `fully_shard` (FSDP2) in a step give what eager mode gives, and leave it able to go on."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import dovetail
+from dovetail.errors import UnsupportedDistributed
+from tests.distributed.ranks import Ranks
+from tests.distributed.steps import Trained, compare, optimizer_of, run, same, state_of
+
+_IN_EAGER_MODE = 1  # until `fully_shard` has looked at its modules
+_Batch = tuple[torch.Tensor, ...]
+
+
+class _Block(nn.Module):
+    def __init__(self, size: int, checkpoints: bool = False) -> None:
+        super().__init__()
+        self.norm, self.wide, self.narrow = (
+            nn.LayerNorm(size),
+            nn.Linear(size, 2 * size + 1),
+            nn.Linear(2 * size + 1, size),
+        )
+        self.dropout, self.checkpoints = nn.Dropout(0.1), checkpoints
+
+    def _inner(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.narrow(F.gelu(self.wide(self.norm(x))))
+        return made
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner = checkpoint(self._inner, x, use_reentrant=False) if self.checkpoints else self._inner(x)
+        out: torch.Tensor = x + self.dropout(inner)
+        return out
+
+
+class _Net(nn.Module):
+    """A small GPT without attention: tied weights in the root's own group, blocks that are sharded one by one."""
+
+    def __init__(self, checkpoints: bool = False) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 8)
+        self.blocks = nn.ModuleList(_Block(8, checkpoints) for _ in range(2))
+        self.head = nn.Linear(8, 11, bias=False)
+        self.head.weight = self.embedding.weight
+        self.single = nn.Parameter(torch.ones(1))  # the second rank has none of it
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.embedding(x) * self.single
+        for block in self.blocks:
+            hidden = block(hidden)
+        logits: torch.Tensor = self.head(hidden)
+        return logits
+
+
+def _sharded(net: _Net, **options: Any) -> _Net:
+    for block in net.blocks:
+        fully_shard(block, **options)
+    fully_shard(net, **options)
+    return net
+
+
+def _batches(rank: int, count: int, size: int = 3) -> list[_Batch]:
+    generator = torch.Generator().manual_seed(100 + rank)
+    return [(torch.randint(11, (size, 5), generator=generator),) for _ in range(count)]
+
+
+def _loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(model(x).float().flatten(0, 1), x.flatten())
+
+
+def _made(optimizer_name: str = "sgd", clips: bool = False, freezes: bool = False, **options: Any) -> Trained:
+    torch.manual_seed(3)
+    net = _Net(checkpoints=options.pop("checkpoints", False))
+    if freezes:
+        net.blocks[0].wide.requires_grad_(False)  # type: ignore[union-attr]
+        for weight in net.blocks[1].parameters():
+            weight.requires_grad_(False)
+    model = _sharded(net, **options)
+    optimizer = optimizer_of(optimizer_name, model)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = _loss(model, x)
+        loss.backward()
+        if clips:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        optimizer.step()
+        return loss.detach()
+
+    return Trained(step, model, optimizer)
+
+
+_KINDS: dict[str, dict[str, Any]] = {
+    "as it is": {"optimizer_name": "adamw"},
+    "gathered again": {"reshard_after_forward": True},
+    "kept": {"reshard_after_forward": False},
+    "clipped, checkpointed": {"clips": True, "checkpoints": True},
+    "frozen": {"freezes": True},
+    "mixed precision": {"mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32)},
+}
+
+
+def _agrees(rank: int, kind: str) -> int:
+    warnings.simplefilter("ignore")
+    return compare(lambda: _made(**_KINDS[kind]), _batches(rank, 3), seed=rank).eager_calls
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+def test_two_ranks_train_as_in_eager_mode(two_ranks: Ranks, kind: str) -> None:
+    assert two_ranks(_agrees, kind) == [_IN_EAGER_MODE] * 2
+
+
+def test_four_ranks_train_as_in_eager_mode(four_ranks: Ranks) -> None:
+    assert four_ranks(_agrees, "clipped, checkpointed") == [_IN_EAGER_MODE] * 4
+
+
+def _accumulates(rank: int) -> int:
+    """Gradients of several batches are added up, whole, before they are reduced; then shards of several steps are."""
+    warnings.simplefilter("ignore")
+
+    def make() -> Trained:
+        made = _made()
+        model: Any = made.model
+
+        def step(x: torch.Tensor, updates: bool) -> torch.Tensor:
+            total = torch.zeros(())
+            for number, part in enumerate((x, x.flip(0))):
+                model.set_requires_gradient_sync(number == 1)
+                loss = _loss(model, part)
+                loss.backward()
+                total = total + loss.detach()
+            if updates:
+                made.optimizer.step()
+                made.optimizer.zero_grad()
+            return total
+
+        return Trained(step, model, made.optimizer)
+
+    batches = [(*batch, number % 2 == 1) for number, batch in enumerate(_batches(rank, 6))]
+    return compare(make, batches, seed=rank).eager_calls
+
+
+def test_gradients_are_added_up_without_an_exchange(two_ranks: Ranks) -> None:
+    assert max(two_ranks(_accumulates)) <= 2
+
+
+def _goes_on(rank: int) -> int:
+    """Calls in eager mode before, between and after compiled ones, evaluations and saved states among them."""
+    warnings.simplefilter("ignore")
+    batches = _batches(rank, 9)
+    made = []
+    for compiles in (False, True):
+        trained = _made()
+        compiled: Any = dovetail.compile_step(trained.step)
+        torch.manual_seed(rank)
+        found = []
+        for number, batch in enumerate(batches):
+            step = trained.step if not compiles or number in (0, 1, 4, 8) else compiled
+            found.append((step(*batch), state_of(trained), torch.get_rng_state()))
+            if number in (2, 3, 6):
+                with torch.no_grad():
+                    found.append(trained.model(*batch).sum())
+            if number == 5:
+                trained.model.load_state_dict({k: v * 0.5 for k, v in trained.model.state_dict().items()})
+        made.append(copy.deepcopy(found))
+    assert same(*made)
+    return int(compiled.stats.eager_calls)
+
+
+def test_eager_mode_goes_on_at_any_time(two_ranks: Ranks) -> None:
+    """An evaluation leaves the root's weights gathered: the call that follows runs in eager mode."""
+    assert max(two_ranks(_goes_on)) <= 3
+
+
+def _another_batch(rank: int) -> int:
+    """One rank gets a batch of another size, captures, or runs in eager mode, while the other runs its program."""
+    warnings.simplefilter("ignore")
+    batches = [
+        (x[: 2 if number % 3 == 2 and rank == number % 2 else 3],) for number, (x,) in enumerate(_batches(rank, 7))
+    ]
+    return compare(lambda: _made(reshard_after_forward=True), batches, seed=rank).captures
+
+
+def test_ranks_may_have_batches_of_different_sizes(two_ranks: Ranks) -> None:
+    assert max(two_ranks(_another_batch)) == 2
+
+
+def _peaks(rank: int) -> tuple[int, int, list[str]]:
+    warnings.simplefilter("ignore")
+    found = []
+    for keeps in (True, False):
+        torch.manual_seed(0)
+        net = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(8)))
+        for layer in net:
+            fully_shard(layer, reshard_after_forward=not keeps)
+        optimizer = torch.optim.SGD(fully_shard(net).parameters(), lr=0.1)
+
+        @dovetail.compile_step
+        def step(x: torch.Tensor, net: nn.Module = net, optimizer: torch.optim.Optimizer = optimizer) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = net(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        for _ in range(2):
+            step(torch.ones(2, 64))
+        found.append(step.explain().peak_bytes)
+    lines = [line for lines in step.compiled.collectives.values() for line in lines]
+    return found[0], found[1], lines
+
+
+def test_weights_that_are_gathered_again_are_not_kept(two_ranks: Ranks) -> None:
+    weights = 8 * (64 * 64 + 64) * 4
+    for kept, again, lines in two_ranks(_peaks):
+        assert kept >= weights
+        assert again <= kept - weights // 4
+        forward, backward = ["gather_into"] * 8, ["gather_into"] * 2 + ["scatter_from", "gather_into"] * 6
+        assert [line.partition("(")[0] for line in lines] == [*forward, *backward, "scatter_from", "scatter_from"]
+
+
+def _refused(rank: int) -> list[str]:
+    warnings.simplefilter("ignore")
+    found = []
+    evaluated = _made()
+
+    def evaluates(x: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = evaluated.step(x)
+        with torch.no_grad():
+            return loss + evaluated.model(x).sum()
+
+    offloaded = _made(offload_policy=CPUOffloadPolicy(pin_memory=False))
+    for step, model in ((offloaded.step, offloaded.model), (evaluates, evaluated.model)):
+        assert isinstance(model, FSDPModule)
+        text = ""
+        offloaded.step(*_batches(rank, 1)[0])
+        evaluated.step(*_batches(rank, 1)[0])
+        compiled = dovetail.compile_step(step)
+        for batch in _batches(rank, 2):
+            try:
+                compiled(*batch)
+            except UnsupportedDistributed as error:
+                text = str(error)
+        found.append(text)
+    return found
+
+
+def test_what_is_not_supported_is_refused_by_name(two_ranks: Ranks) -> None:
+    for offloads, evaluates in two_ranks(_refused):
+        assert "an offload policy" in offloads
+        assert "leaves modules of fully_shard gathered" in evaluates
+
+
+def _raises(rank: int) -> bool:
+    """A step that raises while it is recorded, or before it has a program, leaves modules that eager mode trains on."""
+    warnings.simplefilter("ignore")
+    batches, made = _batches(rank, 4), []
+    for compiles in (False, True):
+        trained = _made()
+
+        def step(x: torch.Tensor, ends: bool, trained: Trained = trained) -> torch.Tensor:
+            loss = _loss(trained.model, x)
+            if ends:
+                raise ValueError("before backward")
+            loss.backward()
+            raise ValueError("before the update")
+
+        torch.manual_seed(rank)
+        trained.step(*batches[0])
+        raising: Any = dovetail.compile_step(step, on_unsupported="eager") if compiles else step
+        for number, batch in enumerate(batches[1:3]):
+            try:
+                raising(*batch, number == 1)
+            except ValueError:
+                trained.optimizer.zero_grad()
+        made.append(run(trained.step, trained, batches, rank))
+    return same(*made)
+
+
+def test_a_step_that_raises_leaves_modules_as_they_were(two_ranks: Ranks) -> None:
+    assert two_ranks(_raises) == [True, True]
