@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,3 +38,19 @@ def step_hook_tables(optimizer: torch.optim.Optimizer) -> tuple[dict[int, Any], 
 def global_step_hook_tables() -> tuple[dict[int, Any], dict[int, Any]]:
     """The functions that run before and after each step of every optimizer, by the number of their registration."""
     return _optimizer._global_optimizer_pre_hooks, _optimizer._global_optimizer_post_hooks
+
+
+def has_stepped(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer that has a scheduler has been stepped, as schedulers ask."""
+    return bool(getattr(optimizer, "_opt_called", False))
+
+
+@contextlib.contextmanager
+def without_warning_of_order(scheduler: Any) -> Iterator[None]:
+    """While active, the first step of a scheduler does not warn that its optimizer has not stepped before."""
+    if getattr(scheduler, "_step_count", 1) > 1:
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
+        yield

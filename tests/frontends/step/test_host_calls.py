@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import dovetail
-from dovetail.errors import DovetailError, UnsupportedStep
+from dovetail.errors import DovetailError
 from dovetail.frontends.step.schedulers import SchedulerState
 
 Step = Callable[..., Any]
@@ -194,22 +194,6 @@ def test_schedulers_before_and_after(is_first: bool) -> None:
 
     _, step = _both(make, INPUTS)
     assert step.stats.captures == 1 + is_first  # whether the optimizer was called before is noted by the first call
-
-
-@pytest.mark.filterwarnings("ignore:Detected call of .lr_scheduler")
-def test_a_scheduler_between_two_uses_is_refused() -> None:
-    t = Training()
-
-    def step(x: torch.Tensor) -> torch.Tensor:
-        t.train(x)
-        t.sched.step()
-        return t.train(x)
-
-    compiled = dovetail.compile_step(step)
-    compiled(INPUTS[0])
-    with pytest.raises(UnsupportedStep, match="between two uses"):
-        compiled(INPUTS[0])
-    assert t.sched.last_epoch == 1
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of .lr_scheduler")

@@ -179,7 +179,7 @@ def learning_rate_of_scheduler(t: Training) -> Step:
     def step(x: torch.Tensor) -> Any:
         loss = t.train(x)
         sched.step()
-        return loss * sched.get_last_lr()[0]  # here
+        return loss * sched.last_epoch  # here
 
     return step
 
@@ -270,7 +270,7 @@ CASES: tuple[tuple[Callable[[Training], Step], str], ...] = (
     (numpy_random, "draws something that is not a number"),
     (numpy_generator, "draws something that is not a number"),
     (iterator, "reads from a list_iterator"),
-    (learning_rate_of_scheduler, "reads 'get_last_lr' of a StepLR"),
+    (learning_rate_of_scheduler, "reads 'last_epoch' of a StepLR"),
     (returned_view, "belongs to t.net.weight"),
     (returned_without_graph, "belongs to t.net.weight"),
     (unowned, "writes a tensor of shape (3,)"),

@@ -29,6 +29,7 @@ from dovetail.frontends.step.guard import StepCall
 from dovetail.frontends.step.held_arrays import HeldArrays
 from dovetail.frontends.step.host_calls import HostCalls
 from dovetail.frontends.step.kept import Trees, slots_of_graphs
+from dovetail.frontends.step.late_numbers import LateNumbers
 from dovetail.frontends.step.left_behind import LeftBehind, kept_if_used, overwritten, refused_change
 from dovetail.frontends.step.lifting import Lifting, Numbers
 from dovetail.frontends.step.number_slots import NumberSlot
@@ -36,7 +37,6 @@ from dovetail.frontends.step.output import STREAMS
 from dovetail.frontends.step.outside import Outside, forget_fakes, refuse_new_objects
 from dovetail.frontends.step.program_inputs import (
     FoundTensors,
-    groups_of,
     number_inputs,
 )
 from dovetail.frontends.step.reachable_state import ReachableState
@@ -178,8 +178,7 @@ class StepCapture:
         schedulers = [scheduler for _, scheduler in self._reachable.schedulers]
         hosts = HostCalls(recording, schedulers, optimizers, is_noting_hooks=calls_hooks)
         hosts.look_at = recording.look_at = self._write_only.look_at
-        places = {x.name: x.path for x in self._numbers}
-        self._draws = Draws(self._reachable, recording, self._drawing, numbers=places, arrays=self._arrays)
+        late = hosts.late = self._numbers_before(recording)
         texts = recording.recorder.texts
         texts.formats_at, self._watcher.on_frame = percent_formats, texts.follow
         texts.asks_whole_numbers = self.asks_texts
@@ -190,6 +189,7 @@ class StepCapture:
                 recording.run(self._run, self._around(recording, found.matrices, hosts, outside))
                 if self._write_only.read:
                     raise ContainersRead(frozenset(self._write_only.read))
+                late.end()
                 newly = overwritten(self._watcher.reads, self._reachable)
                 found_before = (self._reachable, self._numbers, self.lifted, newly, self._also_read, self._turned)
                 left = LeftBehind(*found_before)
@@ -212,8 +212,9 @@ class StepCapture:
             self._ask_before_runs(_giving(item))
         reads = self._watcher.guard(self._compared(), self._not_guarded)
         self._draws.check()
-        host_calls = hosts.placed(partial(self._changed_by, recording))
         programs = recording.programs(name, keep_gradients=self._options.keep_grads)
+        used = map(recording.value_of_number, programs.numbers)
+        host_calls = hosts.placed(partial(self._changed_by, recording), set(used))
         recording.recorder.known.end()
         sources += [Source("gradient", index) for index in recording.held]
         sources += sources_of_locals(recording, len(sources))
@@ -242,6 +243,12 @@ class StepCapture:
             count=self._count,
             made=left.made,
         )
+
+    def _numbers_before(self, recording: StepRecording) -> LateNumbers:
+        """Notes what is drawn before runs, and what schedulers change."""
+        places = {x.name: x.path for x in self._numbers}
+        self._draws = Draws(self._reachable, recording, self._drawing, numbers=places, arrays=self._arrays)
+        return LateNumbers(recording, self._reachable, self._numbers, self._draws.taken.append)
 
     def _new_recording(
         self, tensors: list[StepTensor], numbers: list[StepNumber], hints: ItemHints, assume_cleared: bool
@@ -347,15 +354,9 @@ class StepCapture:
         return self._reachable.compared | written | overwritten(self._watcher.reads, self._reachable)
 
     def _changed_by(self, recording: StepRecording, scheduler: Any) -> set[Value]:
-        """The inputs that a scheduler may change."""
-        groups = groups_of([scheduler.optimizer])
-        found = {
-            recording.value_of_number(n)
-            for n, number_slot in enumerate(self._numbers)
-            if id(number_slot.item) in groups
-        }
+        """The tensors that a scheduler may change."""
         held = [x for group in scheduler.optimizer.param_groups for x in group.values()]
-        return found | recording.values_of_tensors([x for x in held if isinstance(x, torch.Tensor)])
+        return recording.values_of_tensors([x for x in held if isinstance(x, torch.Tensor)])
 
     @property
     def drawing_functions(self) -> tuple[list[FunctionType], list[FunctionType]]:

@@ -36,6 +36,16 @@ class Held:
     path: Path
 
 
+@dataclass(frozen=True, slots=True)
+class Late:
+    """A number that is read before each run, after a scheduler was stepped. path: its slot. call: the number of the
+    host call that steps it.
+    """
+
+    path: Path
+    call: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Draw:
     """One draw, or a function of what was drawn before.

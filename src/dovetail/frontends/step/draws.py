@@ -63,7 +63,7 @@ _WHOLE = (np.float64, np.int64, np.bool_)
 
 
 class Draws:
-    """Notes the draws of one recording. made: in order. taken: those that give numbers of the program.
+    """Notes the draws of one recording. made: in order. taken: those that give numbers of the program, and late ones.
 
     tensors: made on the memory of such arrays.
     wanted: functions of the user's, one of which is to be called as a whole before each run, if the recording has
@@ -86,7 +86,7 @@ class Draws:
         self._held_arrays = arrays
         self.wants_arrays = False
         self.made: list[Draw] = []
-        self.taken: list[Draw] = []
+        self.taken: list[Any] = []
         self.tensors = TensorsOnArrays(arrays)
         self.wanted: list[FunctionType] = []
         self._real: list[Any] = []

@@ -2,8 +2,8 @@
 
 While a step is recorded they are noted, not made. Each run of the program makes them, in order, with
 the values that the step passes. They are made after the program, with copies of the tensors they were given; a
-scheduler whose numbers the step reads later on is called before the program instead, and undone if the program
-turns out to be the wrong one.
+scheduler whose numbers the step reads later on is called before the program instead (`late_numbers`), and undone if the
+program turns out to be the wrong one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import functools
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from dovetail.capture.step_recording import StepRecording
 from dovetail.capture.step_text_results import text_result
 from dovetail.errors import StateChangedOtherwise, UnsupportedStep
 from dovetail.frontends.step.kept import Handed, NotMadeAgain, Tree, Trees, grown
+from dovetail.frontends.step.late_numbers import LateNumbers
 from dovetail.frontends.step.output import print_to, replaced_builtin, replaced_handling, streams_replaced
 from dovetail.frontends.step.schedulers import watched_reads
 from dovetail.frontends.step.trackers import trackers_replaced
@@ -35,7 +36,12 @@ from dovetail.ir.program import Origin, Value
 from dovetail.reach.frames import unnoted
 from dovetail.reach.values import HOST_CALL
 from dovetail.torch_compat.modules import noticed_conversions
-from dovetail.torch_compat.optimizers import global_step_hook_tables, step_hook_tables
+from dovetail.torch_compat.optimizers import (
+    global_step_hook_tables,
+    has_stepped,
+    step_hook_tables,
+    without_warning_of_order,
+)
 from dovetail.torch_compat.traced_numbers import handle_of, is_traced
 
 
@@ -53,13 +59,14 @@ def host_call(function: Callable[..., Any]) -> Callable[..., Any]:
             with unnoted():
                 function(*args, **kwargs)
         else:
-            recording.note(function, args, kwargs)
+            recording.note_users(function, args, kwargs)
 
     setattr(call, HOST_CALL, True)
     return call
 
 
 _ACTIVE: list[HostCalls] = []
+_RATES = ("get_last_lr", "_last_lr")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +75,8 @@ class HostCall:
 
     arguments: how each of them is made of the values that the program leaves, flat. position: how many nodes had been
     recorded. scheduler: what is stepped, if it is one. is_hook: whether it may look at the state. before: whether it is
-    made before the program.
+    made before the program. is_due: whether the scheduler's optimizer had stepped by then. is_users: whether the user
+    has marked the function.
     """
 
     function: Callable[..., Any]
@@ -79,6 +87,8 @@ class HostCall:
     scheduler: Any = None
     is_hook: bool = False
     before: bool = False
+    is_due: bool = False
+    is_users: bool = False
 
     def __str__(self) -> str:
         name = getattr(self.function, "__qualname__", type(self.function).__name__)
@@ -88,6 +98,11 @@ class HostCall:
         """Call. run: what the program has left."""
         args, kwargs = unflatten([grown(argument, run) for argument in self.arguments], self.structure)
         self.function(*args, **kwargs)
+
+    def make_first(self) -> None:
+        """Step a scheduler before the program, in which its optimizer may step for the first time."""
+        with without_warning_of_order(self.scheduler) if self.is_due else contextlib.nullcontext():
+            self.make(Handed())
 
 
 class HostCalls:
@@ -101,12 +116,13 @@ class HostCalls:
         *,
         is_noting_hooks: bool = False,
     ) -> None:
-        """look_at, to be set: gets arguments of calls.
+        """look_at, late, to be set: gets arguments of calls; numbers that schedulers change.
 
         is_noting_hooks: hooks of optimizers are host calls; else they are recorded like the rest of the step."""
         self.calls: list[HostCall] = []
         self.calls_search = False
         self.look_at: Callable[[Sequence[Any]], None] = lambda _: None
+        self.late: LateNumbers | None = None
         self._optimizers = optimizers
         self._is_noting_hooks = is_noting_hooks
         self._thread = threading.get_ident()
@@ -147,8 +163,14 @@ class HostCalls:
         self.look_at(leaves)
         recorder, arguments = self._recording.recorder, tuple(map(self._argument, leaves))
         recorder.texts.given_to_host()
-        origin = self._recording.origins.here()
-        self.calls.append(HostCall(function, arguments, structure, len(recorder.nodes), origin, scheduler, is_hook))
+        position, here = len(recorder.nodes), self._recording.origins.here()
+        is_due = scheduler is not None and has_stepped(scheduler.optimizer)
+        self.calls.append(HostCall(function, arguments, structure, position, here, scheduler, is_hook, is_due=is_due))
+
+    def note_users(self, function: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        """A call of a function that the user has marked was to be made."""
+        self.note(function, args, kwargs)
+        self.calls[-1] = replace(self.calls[-1], is_users=True)
 
     def note_put(self, put: Put) -> None:
         """Something was to be put into a container, in order with the calls."""
@@ -204,6 +226,8 @@ class HostCalls:
 
         def call(*args: Any, **kwargs: Any) -> None:
             self.note(step, args, kwargs, scheduler)
+            if self.late is not None:
+                self.late.read_after(scheduler, len(self.calls) - 1)
 
         return call
 
@@ -216,8 +240,11 @@ class HostCalls:
 
         return call
 
-    def _read(self, scheduler: Any, name: str) -> None:
+    def _read(self, scheduler: Any, name: str) -> Any:
         """The step asks a scheduler for something. Raises: UnsupportedStep, also when the step swallows it."""
+        rates = self.late.last_rates(scheduler) if self.late is not None and name in _RATES else None
+        if rates is not None:
+            return rates
         error = UnsupportedStep(
             what=f"reads {name!r} of a {type(scheduler).__mro__[1].__name__}",
             why="schedulers change when they are stepped, and the program would keep using the captured values",
@@ -256,14 +283,15 @@ class HostCalls:
 
     # --- when they are made ---------------------------------------------------------------------------------
 
-    def placed(self, numbers_of: Callable[[Any], set[Value]]) -> tuple[HostCall, ...]:
+    def placed(self, tensors_of: Callable[[Any], set[Value]], used: Collection[Value]) -> tuple[HostCall, ...]:
         """The calls, each to be made before or after the program.
 
-        numbers_of: the inputs that a scheduler may change. Raises: UnsupportedStep where neither is what eager does.
+        tensors_of: the inputs that a scheduler may change. used: inputs of the program. Raises: UnsupportedStep where
+        neither is what eager does.
         """
         found = []
-        for call in self.calls:
-            nodes = self._recording.recorder.nodes
+        nodes, first = self._recording.recorder.nodes, 0 if self.late is None else self.late.wanted(used)
+        for number, call in enumerate(self.calls):
             if call.is_hook and any(map(self._recording.writes_state, nodes[call.position :])):
                 raise UnsupportedStep(
                     what="runs a hook of an optimizer before the last write to its state",
@@ -274,18 +302,26 @@ class HostCalls:
             if call.scheduler is None:
                 found.append(call)
                 continue
-            changed = numbers_of(call.scheduler)
+            changed = tensors_of(call.scheduler)
             earlier = any(not changed.isdisjoint(node.operands()) for node in nodes[: call.position])
             later = any(not changed.isdisjoint(node.operands()) for node in nodes[call.position :])
-            if later and (earlier or not all(isinstance(x, FromConstant) for x in call.arguments)):
+            before = later or number < first
+            if before and (earlier or not self._may_be_first(number, call)):
                 raise UnsupportedStep(
-                    what="calls a scheduler between two uses of the numbers that it changes",
-                    why="the program reads them once, when it begins",
+                    what="calls a scheduler between two uses of what it changes",
+                    why="a scheduler is called before the program or after it: not with what the program computes, nor "
+                    "between two writes, two reads of a tensor, or after other functions that may read the numbers",
                     hint="call the scheduler at the end of the step",
                     origin=call.origin,
                 )
-            found.append(replace(call, before=later))
+            found.append(replace(call, before=before))
         return tuple(found)
+
+    def _may_be_first(self, number: int, call: HostCall) -> bool:
+        """Whether a scheduler's call, by its number, can be made before the program."""
+        is_written = self.late is not None and number in self.late.written
+        reads = any(x.is_hook or x.is_users for x in self.calls[:number])
+        return not (is_written or reads) and all(isinstance(x, FromConstant) for x in call.arguments)
 
 
 class _Log:

@@ -6,7 +6,7 @@ A sparse matrix is there by its parts.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -14,13 +14,14 @@ from dovetail.capture.sparse_operands import KnownMatrix
 from dovetail.capture.step_tensors import StepTensor
 from dovetail.errors import UnsupportedTensor
 from dovetail.frontends.step.containers import Path
-from dovetail.frontends.step.drawn_values import Draw
 from dovetail.frontends.step.number_slots import NumberSlot
 from dovetail.frontends.step.reachable_state import ReachableState
 from dovetail.frontends.step.tensor_kinds import Source
 from dovetail.ir.signature import InputRole, Parameter, StateTensor, UserInput
 from dovetail.ir.text import identifier
 from dovetail.torch_compat.sparse import form_of, parts_of
+
+_Made = TypeVar("_Made")
 
 
 class FoundTensors:
@@ -95,11 +96,13 @@ def groups_of(optimizers: Iterable[Any]) -> set[int]:
 
 
 def sources_of_numbers(
-    numbers: Iterable[int], slots: Sequence[NumberSlot], leaf_of: Mapping[int, int], draws: Sequence[Draw]
-) -> list[int | Path | Draw]:
-    """Where numbers of a program come from: leaves of the arguments, slots, draws; they are numbered in that order."""
+    numbers: Iterable[int], slots: Sequence[NumberSlot], leaf_of: Mapping[int, int], made: Sequence[_Made]
+) -> list[int | Path | _Made]:
+    """Where numbers of a program come from: leaves of the arguments, slots, what is drawn or read later on; they are
+    numbered in that order.
+    """
     first = len(slots) + len(leaf_of)
-    return [leaf_of[n] if n in leaf_of else slots[n].path if n < len(slots) else draws[n - first] for n in numbers]
+    return [leaf_of[n] if n in leaf_of else slots[n].path if n < len(slots) else made[n - first] for n in numbers]
 
 
 def number_label(number: int, slots: Sequence[NumberSlot], leaves: Collection[int]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from dovetail.errors import GuardMiss, OffloadFailed, OffloadUnavailable
 from dovetail.execute.step import CompiledStepProgram, NothingWritten
 from dovetail.frontends.step.containers import Path
-from dovetail.frontends.step.drawn_values import Draw, Drawn, as_number
+from dovetail.frontends.step.drawn_values import Draw, Drawn, Late, as_number
 from dovetail.frontends.step.guard import Bindings
 from dovetail.frontends.step.host_calls import HostCall
 from dovetail.frontends.step.kept import Handed, Tree, grown, refill
@@ -35,7 +35,7 @@ class StepRunner:
     program: CompiledStepProgram
     takes: list[int]
     constants: list[torch.Tensor]
-    numbers: list[int | Path | Draw]
+    numbers: list[int | Path | Draw | Late]
     writes: list[tuple[Path, int]]
     host_calls: tuple[HostCall, ...]
     result_structure: Structure
@@ -53,14 +53,12 @@ class StepRunner:
         Raises: GuardMiss, NothingWritten, OffloadFailed, OffloadUnavailable when all is as before; StepInterrupted, or
         what a host call raises.
         """
-        before = [call for call in self.host_calls if call.before]
-        held = SchedulerState([call.scheduler for call in before]) if before else None
-        for call in before:
-            call.make(Handed())
-        drawn = Drawn()
+        before = [call.scheduler for call in self.host_calls if call.before]
+        held = SchedulerState(before) if before else None
+        drawn, read = Drawn(), self._step_schedulers(leaves, bindings) if before else {}
 
         def run_program(tensors: Sequence[torch.Tensor], then: Callable[[], None] | None = None) -> Sequence[Any]:
-            return self.program(self._taken(tensors, leaves, bindings, drawn), then)
+            return self.program(self._taken(tensors, leaves, bindings, drawn, read), then)
 
         try:
             handed = self.program.wrapper(run_program, list(tensors))
@@ -75,17 +73,33 @@ class StepRunner:
             set_switches(self.left_modes)
         return unflatten(list(handed[: self.count]), self.result_structure)
 
+    def _step_schedulers(self, leaves: Sequence[Any], bindings: Bindings) -> dict[int, Any]:
+        """Step schedulers before a run. Gives the numbers that are read before and after that, by their place."""
+        read = {place: bindings.reads[place](leaves) for place in bindings.early}
+        for number, call in enumerate(self.host_calls):
+            if call.before:
+                call.make_first()
+                read.update((place, get()) for place, after, get in bindings.late if after == number)
+        return read
+
     def _taken(
-        self, tensors: Sequence[torch.Tensor], leaves: Sequence[Any], bindings: Bindings, drawn: Drawn
+        self,
+        tensors: Sequence[torch.Tensor],
+        leaves: Sequence[Any],
+        bindings: Bindings,
+        drawn: Drawn,
+        read: Mapping[int, Any],
     ) -> list[Any]:
-        """What the program takes."""
+        """What the program takes. read: numbers that were read already, by their place."""
         inputs: list[Any] = [tensors[index] for index in self.takes]
         self._draw(drawn, bindings)
         inputs += [
             drawn.made[self.drawn[slot]] if slot in self.drawn else tensor for slot, tensor in enumerate(self.constants)
         ]
         given = [*leaves, *map(as_number, drawn.made)] if self.draws else leaves
-        return inputs + [read(given) for read in bindings.reads]
+        if not read:
+            return inputs + [get(given) for get in bindings.reads]
+        return inputs + [read[n] if n in read else get(given) for n, get in enumerate(bindings.reads)]
 
     def _draw(self, drawn: Drawn, bindings: Bindings) -> None:
         """Make what is made before a run. Raises: GuardMiss; NothingWritten where the user's or NumPy's code raises."""

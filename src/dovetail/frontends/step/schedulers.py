@@ -13,8 +13,11 @@ _ASKED_FOR_ANYWAY = frozenset({"step", "optimizer"})
 
 
 @contextlib.contextmanager
-def watched_reads(scheduler: Any, tell: Callable[[Any, str], None]) -> Iterator[None]:
-    """While active, `tell` is called for each attribute of a scheduler's own that this thread asks for."""
+def watched_reads(scheduler: Any, tell: Callable[[Any, str], Any]) -> Iterator[None]:
+    """While active, `tell` answers for each attribute of a scheduler's own that this thread asks for.
+
+    It gets the name of the method that asks, if it is one.
+    """
     kind: Any = type(scheduler)
     thread, held = threading.get_ident(), scheduler.__dict__
     method = ""
@@ -23,7 +26,7 @@ def watched_reads(scheduler: Any, tell: Callable[[Any, str], None]) -> Iterator[
         nonlocal method
         if self is scheduler and name not in _ASKED_FOR_ANYWAY and threading.get_ident() == thread:
             if name in held:
-                tell(self, method or name)
+                return tell(self, method or name)
             method = name if hasattr(kind, name) else ""
         return kind.__getattribute__(self, name)
 

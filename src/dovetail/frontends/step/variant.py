@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any, TypeAlias
 
-from dovetail.frontends.step.drawn_values import Draw, Held
+from dovetail.frontends.step.drawn_values import Draw, Held, Late
 from dovetail.frontends.step.guard import UNBOUND, Bindings, StepGuard
 from dovetail.frontends.step.number_slots import NumberSlot
 from dovetail.frontends.step.reachable_state import ReachableState
@@ -19,9 +19,8 @@ StepVariant: TypeAlias = Variant[StepGuard, StepRunner]
 
 def bindings_to(reachable: ReachableState, guard: StepGuard, runner: StepRunner) -> Bindings:
     """What binds a program to a reachable state whose record fits the guard's; `UNBOUND` where a tensor is gone."""
-    wanted = {path for path in runner.numbers if not isinstance(path, int | Draw)}.union(
-        path for path, _ in runner.writes
-    )
+    read = [x.path if isinstance(x, Late) else x for x in runner.numbers if not isinstance(x, int | Draw)]
+    wanted = {*read, *(path for path, _ in runner.writes)}
     state = guard.state_in(reachable)
     if state is None:
         return UNBOUND
@@ -31,9 +30,12 @@ def bindings_to(reachable: ReachableState, guard: StepGuard, runner: StepRunner)
         if isinstance(x, int)
         else itemgetter(x.which - len(runner.draws))
         if isinstance(x, Draw)
-        else _reader(slots[x])
+        else _reader(slots[x.path if isinstance(x, Late) else x])
         for x in runner.numbers
     ]
+    late = [(n, x.call, slots[x.path].read) for n, x in enumerate(runner.numbers) if isinstance(x, Late)]
+    is_early = any(call.before for call in runner.host_calls)
+    early = [n for n, x in enumerate(runner.numbers) if is_early and not isinstance(x, Draw | Late)]
     writes: list[Callable[[Any], None]] = [slots[path].write for path, _ in runner.writes]
     try:
         kept = [NumberSlot.at(reachable.slot(path)).reader() for path in guard.kept]
@@ -49,7 +51,7 @@ def bindings_to(reachable: ReachableState, guard: StepGuard, runner: StepRunner)
     except LookupError:
         return UNBOUND
     guards = PythonGuards([reachable.guard(guard.lifted), guard.reads])
-    return Bindings(guards, state, reads, writes, kept, binds, containers, filled, sources, held)
+    return Bindings(guards, state, reads, writes, kept, binds, containers, filled, sources, held, early, late)
 
 
 def tie(variant: StepVariant, reachable: ReachableState, leaves: Sequence[Any]) -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from contextlib import nullcontext
+
 import torch
 from torch._subclasses import FakeTensorMode
 from torch.optim import optimizer
@@ -60,4 +63,40 @@ def check_global_step_hook_tables() -> str | None:
     )
 
 
-CHECKS = (check_lists_of_fakes, check_step_hook_tables, check_global_step_hook_tables)
+def _scheduled() -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    return optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1)
+
+
+def check_has_stepped() -> str | None:
+    """An optimizer with a scheduler tells whether it has been stepped."""
+    optimizer, _ = _scheduled()
+    before = optimizers.has_stepped(optimizer)
+    optimizer.step()
+    return first_difference(
+        ("what it says before", before, False), ("and after", optimizers.has_stepped(optimizer), True)
+    )
+
+
+def check_without_warning_of_order() -> str | None:
+    """A scheduler that is stepped first warns, but for here."""
+    counts = []
+    for context in (nullcontext, optimizers.without_warning_of_order):
+        _, scheduler = _scheduled()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with context(scheduler):
+                scheduler.step()
+            with optimizers.without_warning_of_order(scheduler):
+                scheduler.step()
+        counts.append(len(caught))
+    return first_difference(("the number of warnings", counts, [1, 0]))
+
+
+CHECKS = (
+    check_lists_of_fakes,
+    check_step_hook_tables,
+    check_global_step_hook_tables,
+    check_has_stepped,
+    check_without_warning_of_order,
+)
