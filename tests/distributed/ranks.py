@@ -34,7 +34,8 @@ class Ranks:
         if self._processes:
             return
         context = multiprocessing.get_context("forkserver")  # which has imported torch: a rank starts at once
-        context.set_forkserver_preload(["dovetail", __name__])
+        sharded = ("torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch._dynamo")
+        context.set_forkserver_preload(["dovetail", *sharded, __name__])
         store = os.path.join(tempfile.mkdtemp(), "store")
         before = os.environ.get("OMP_NUM_THREADS")
         os.environ["OMP_NUM_THREADS"] = "1"

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -121,6 +123,39 @@ def test_two_ranks_train_as_in_eager_mode(two_ranks: Ranks, kind: str) -> None:
 
 def test_four_ranks_train_as_in_eager_mode(four_ranks: Ranks) -> None:
     assert four_ranks(_agrees, "clipped, checkpointed") == [_IN_EAGER_MODE] * 4
+
+
+def _of_two_dimensions(rank: int, is_parallel: bool) -> int:
+    """Weights are sharded over two ranks, and replicated over two, or spread over them by a tensor parallel plan."""
+    warnings.simplefilter("ignore")
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("rows", "columns"))
+
+    def make() -> Trained:
+        torch.manual_seed(3)
+        net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+        if is_parallel:
+            parallelize_module(net, mesh["columns"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        model: nn.Module = fully_shard(net, mesh=mesh["rows"] if is_parallel else mesh)
+        optimizer = optimizer_of("adamw", model)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+            detached: torch.Tensor = loss.detach()
+            return detached
+
+        return Trained(step, model, optimizer)
+
+    generator = torch.Generator().manual_seed(rank // 2 if is_parallel else rank)
+    return compare(make, [(torch.randn(2, 6, generator=generator),) for _ in range(3)], seed=0).eager_calls
+
+
+@pytest.mark.parametrize("is_parallel", [False, True])
+def test_meshes_of_two_dimensions(four_ranks: Ranks, is_parallel: bool) -> None:
+    assert four_ranks(_of_two_dimensions, is_parallel) == [_IN_EAGER_MODE] * 4
 
 
 def _accumulates(rank: int) -> int:

@@ -46,7 +46,12 @@ def groups_of(state: Any) -> list[Any]:
 
 def process_groups_of(state: Any) -> list[Any]:
     """The process groups in which it gathers parameters and reduces gradients."""
-    return [x for g in groups_of(state) for x in (g._all_gather_process_group, g._reduce_scatter_process_group)]
+    found = []
+    for group in groups_of(state):
+        found += [group._all_gather_process_group, group._reduce_scatter_process_group]
+        if group._is_hsdp:
+            found.append(group._all_reduce_process_group)
+    return found
 
 
 def sharded_parameters_of(state: Any) -> list[torch.Tensor]:
@@ -58,8 +63,8 @@ def unsupported(state: Any) -> tuple[str, str] | None:
     """What a state asks for that programs do not do, and what to do instead; None if there is no such thing."""
     own = sys.modules[f"{_OWN}._fsdp_param_group"]
     for group in groups_of(state):
-        if type(group.mesh_info).__name__ != "FSDPMeshInfo":
-            return "a mesh of more than one dimension (HSDP), or none that shards", "a mesh of one dimension"
+        if type(group.mesh_info).__name__ not in ("FSDPMeshInfo", "HSDPMeshInfo"):
+            return "a mesh that shards nothing", "a mesh in which weights are sharded"
         asked = (
             ("an offload policy", type(group.offload_policy).__name__ != "OffloadPolicy", "leave it out"),
             ("an all-reduce hook", group._all_reduce_hook is not None, "leave it out"),
@@ -68,7 +73,6 @@ def unsupported(state: Any) -> tuple[str, str] | None:
             ("asynchronous gathering (unshard_async_op)", group.unshard_async_op, "leave it out"),
             ("resharding to a smaller mesh", group._use_post_forward_mesh, "reshard_after_forward=True or False"),
             ("a device other than the CPU", group.device.type != "cpu", "only modules on the CPU were tested"),
-            ("parameters that are DTensors already", any(p.is_dtensor for p in group.fsdp_params), "plain parameters"),
             ("a group of one rank", group._all_gather_process_group.size() == 1, "a process group of more ranks"),
             (
                 "parameters with own ways to be gathered",
