@@ -5,7 +5,7 @@ is wanted, and LAPACK then takes another way, which rounds otherwise; but of a w
 vectors may be wanted. So while such a function runs, decompositions are recorded as eager mode runs them.
 
 *Sizes*: C++ computes the size of a resampled image from plain numbers, so that symbolic sizes would be fixed. Here the
-operator is called for a size that is computed in Python.
+operator is called for a size that is computed in Python. `symbolic_forms` has other functions.
 
 Source: `_may_require_fw_or_bw_grad` (BatchLinearAlgebra.cpp) and `compute_output_size` (UpSample.h) of torch.
 """
@@ -21,6 +21,7 @@ from torch.nn.functional import interpolate
 from torch.overrides import TorchFunctionMode
 
 from dovetail.capture.places import without_modes_asked
+from dovetail.capture.symbolic_forms import has_symbols, symbolic_form
 from dovetail.torch_compat.autograd import transform_is_active
 from dovetail.torch_compat.modes import unnoticed_mode
 from dovetail.torch_compat.resampling import RESAMPLING
@@ -55,20 +56,22 @@ class _EagerChoices(TorchFunctionMode):
         if (func in _OF_VALUES or (func in _SVD and not _wants_vectors(args, keywords))) and not transform_is_active():
             with WithoutVectors():
                 return func(*args, **keywords)
-        if func is interpolate and args and _has_symbols(args[0]):
+        if func is interpolate and args and has_symbols(args[0]):
             with self:
                 return without_modes_asked(interpolate)(*args, **keywords)
-        if func in RESAMPLING and not keywords and _has_symbols(args[0]):
+        if func in (torch.stft, _Tensor.stft) and args and has_symbols(args[0]):
+            with self:
+                return without_modes_asked(func)(*args, **keywords)
+        if func in RESAMPLING and not keywords and has_symbols(args[0]):
             return _resampled(func, args)
+        form = symbolic_form(func, args, keywords)
+        if form is not None:
+            return form(*args, **keywords)
         return func(*args, **keywords)
 
 
 def _wants_vectors(args: Sequence[Any], keywords: Mapping[str, Any]) -> bool:
     return bool(args[_PLACE] if len(args) > _PLACE else keywords.get("compute_uv", True))
-
-
-def _has_symbols(tensor: torch.Tensor) -> bool:
-    return any(isinstance(size, torch.SymInt) for size in tensor.shape)
 
 
 def _resampled(func: Any, args: Sequence[Any]) -> Any:

@@ -14,10 +14,12 @@ import torch
 from torch._prims_common import compute_elementwise_output_strides, suggest_memory_format
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dovetail.torch_compat.convolutions import convolved_on_fakes
 from dovetail.torch_compat.cudnn_layers import run_layer_on_fakes
 from dovetail.torch_compat.dispatch import Overload, schema_of, tags_of
-from dovetail.torch_compat.kernel_strides import Layout, iterator_strides, view_strides
+from dovetail.torch_compat.kernel_strides import Layout, expand_strides, iterator_strides, view_strides
 from dovetail.torch_compat.resampling import resampled_on_fakes
+from dovetail.torch_compat.symbolic_views import viewed
 from dovetail.torch_compat.zero_tensors import answered_anew
 
 _aten = torch.ops.aten
@@ -41,6 +43,9 @@ def as_laid_out(op: Any, args: Sequence[Any], result: Any) -> Any:
         return _each(_contiguous, result) if is_meant else result
     if op in _LOSSES and args[1].shape == result.shape:
         return _contiguous(result)
+    if op is _aten.expand.default:
+        stride = expand_strides(args[0].shape, args[0].stride(), result.shape, result.stride())
+        return args[0].as_strided(result.shape, stride) if stride else result
     order = _order_of_operands(op, args)
     if order is not None:
         return _each(lambda made: _like_operands([args[place] for place in order], made), result)
@@ -59,7 +64,7 @@ def run_on_fakes(op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
         return _ctc_loss(*args)
     if op is _aten._ctc_loss.Tensor:
         return _ctc_loss_of_unknown_lengths(*args)
-    if (made := resampled_on_fakes(op, args)) is not None:
+    if (made := convolved_on_fakes(op, args)) is not None or (made := resampled_on_fakes(op, args)) is not None:
         return made
     if op is _aten.linalg_lstsq.default and (made := least_squares(*args, **kwargs)) is not None:
         return made
@@ -170,13 +175,12 @@ def _order_of_operands(op: Any, args: Sequence[Any]) -> tuple[int, ...] | None:
 def _with_small_dimensions(op: Any, args: Sequence[Any], result: Any) -> Any:
     """Results with the strides that kernels on CPU give dimensions of size 1, by which others tell memory formats."""
     first = result[0] if type(result) is tuple and result else result
-    if (
-        not isinstance(first, torch.Tensor)
-        or first.device.type != "cpu"
-        or not _is_plain(first)
-        or 1 not in first.shape
-    ):
+    if not isinstance(first, torch.Tensor) or first.device.type != "cpu":
         return result
+    if not any(type(size) is int and size == 1 for size in first.shape):
+        return result
+    if not _is_plain(first):
+        return viewed(args[0], first) if op in _VIEWS else result
     if op in _VIEWS and _is_plain(args[0]):
         stride = view_strides(tuple(args[0].shape), args[0].stride(), tuple(first.shape))
         return first if stride in (None, first.stride()) else args[0].as_strided(first.shape, stride)

@@ -57,6 +57,20 @@ def view_strides(shape: Sequence[int], stride: Sequence[int], wanted: Sequence[i
     return tuple(found) if at == -1 else None
 
 
+def expand_strides(
+    shape: Sequence[int], stride: Sequence[int], wanted: Sequence[int], made: Sequence[int]
+) -> tuple[int, ...] | None:
+    """Strides of a tensor that is expanded to symbolic sizes; None where `made` has them. Made by fakes: these differ
+    where a size is 1. Source: `inferExpandGeometry` in ATen/ExpandUtils.cpp."""
+    found = list(made)
+    for dim in reversed(range(len(wanted))):
+        own = dim - (len(wanted) - len(shape))
+        if type(wanted[dim]) is int and wanted[dim] == 1:
+            found[dim] = 0 if not shape else stride[own] if own >= 0 else wanted[dim + 1] * found[dim + 1]
+    differs = any(type(a) is type(b) is int and a != b for a, b in zip(found, made, strict=True))
+    return tuple(found) if differs else None
+
+
 def _fast(shape: Sequence[int], operands: Sequence[Layout]) -> tuple[int, ...] | None:
     ranges = list(reversed(range(len(shape))))
     if all(_is_packed(own, stride, ranges) for own, stride in operands):

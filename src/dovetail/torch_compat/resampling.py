@@ -27,6 +27,9 @@ RESAMPLING: dict[Any, Any] = {getattr(torch._C._nn, name): getattr(_aten, name).
 
 def resampled_on_fakes(op: Any, args: Sequence[Any]) -> torch.Tensor | None:
     """What an operator gives on fakes on the CPU, if it resamples images. Sizes that C++ refuses are left to torch."""
+    if op is _aten.affine_grid_generator.default and args[0].device.type == "cpu":  # torch's limits symbolic batches
+        grid: torch.Tensor = args[0].new_empty((args[1][0], *args[1][2:], len(args[1]) - 2))
+        return grid
     if op not in _FORWARD and op not in _BACKWARD:
         return None
     given: torch.Tensor = args[0]

@@ -11,15 +11,19 @@ from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from dovetail.errors import BadDynamicShapes, DovetailError
 from dovetail.frontends.freezing.examples import Example, same_tensors
 from dovetail.frontends.freezing.pool import Pool
 from dovetail.frontends.freezing.record import MethodRecorder, Recorded
 from dovetail.frontends.freezing.shapes import FreeSizes
+from dovetail.ir.draft import Draft
 from dovetail.ir.program import Node, Operand, Program, ScalarMeta, Value, map_leaves
 from dovetail.ir.sizes import Number, Scalar, SizeExpr, evaluate
 from dovetail.passes.no_ops import remove_no_ops
 
+_SAME_SHAPE = frozenset({torch.ops.aten.view.default, torch.ops.aten.expand.default})
 _STEPS = (3, 1, 2, 4, -1, -2)
 _ALL_CHOICES = 3
 
@@ -193,7 +197,7 @@ def _within_ranges(one: Recorded, free: FreeSizes, symbols: Mapping[Hashable, st
 
 def difference_at(free: Program, fixed: Program, at: Mapping[str, Number]) -> str:
     """How a program of free sizes differs, at these, from one that was recorded for them; "" when it does not."""
-    free, fixed = remove_no_ops(free)[0], remove_no_ops(fixed)[0]  # indexing makes views of everything or not
+    free, fixed = map(_without_idle_views, (free, fixed))  # indexing makes views of everything or not
     nodes, others = ([node for node in program.nodes if not _counts(node)] for program in (free, fixed))
     if len(nodes) != len(others):
         return f"runs {len(others)} operators, and not {len(nodes)}"
@@ -208,6 +212,30 @@ def difference_at(free: Program, fixed: Program, at: Mapping[str, Number]) -> st
                 continue
             twins[value] = twin
     return ""
+
+
+def _without_idle_views(program: Program) -> Program:
+    """The program without views of all of a tensor in its own shape, whatever strides they give dimensions of size 1.
+
+    Such a stride moves nothing. At times fakes of symbolic sizes have another than C++; what follows is compared.
+    """
+    program = remove_no_ops(program)[0]
+    draft = Draft(program)
+    for node in program.nodes:
+        values = [*node.operands()]
+        if node.target in _SAME_SHAPE and len(values) == 1 and _is_idle(values[0], node.results()[0]):
+            draft.substitute(node.results()[0], draft.current(values[0]))
+        else:
+            draft.take(node)
+    return draft.finish()
+
+
+def _is_idle(value: Value, view: Value) -> bool:
+    ours, theirs = value.tensor, view.tensor
+    if (ours.shape, ours.offset, ours.dtype) != (theirs.shape, theirs.offset, theirs.dtype):
+        return False
+    steps = zip(ours.shape, ours.stride, theirs.stride, strict=True)
+    return all(size == 1 or a == b for size, a, b in steps)
 
 
 def _counts(node: Node) -> bool:
@@ -233,8 +261,11 @@ def _same_meta(value: Value, twin: Value, at: Mapping[str, Number]) -> bool:
     ours, theirs = value.meta, twin.meta
     if isinstance(ours, ScalarMeta) or isinstance(theirs, ScalarMeta):
         return type(ours) is type(theirs)
-    sizes, others = ([_at(size, at) for size in (*meta.shape, *meta.stride)] for meta in (ours, theirs))
-    return sizes == others and (ours.dtype, ours.device) == (theirs.dtype, theirs.device)
+    shape, other = ([_at(size, at) for size in meta.shape] for meta in (ours, theirs))
+    if shape != other or (ours.dtype, ours.device) != (theirs.dtype, theirs.device):
+        return False
+    steps = zip(shape, ours.stride, theirs.stride, strict=True)
+    return all(size == 1 or _at(a, at) == _at(b, at) for size, a, b in steps)
 
 
 def _at(size: Scalar, at: Mapping[str, Number]) -> Number | str:

@@ -42,9 +42,30 @@ def check_view_strides() -> str | None:
     return first_difference(*found)
 
 
+def check_expand_strides() -> str | None:
+    """Tensors that are expanded, where fakes give a size of 1 another stride."""
+    found: list[tuple[str, object, object]] = []
+    for shape, wanted in (
+        ((), (6, 1)),
+        ((), (1, 6)),
+        ((3,), (2, 1, 3)),
+        ((1,), (6, 1)),
+        ((2, 1), (1, 2, 1)),
+        ((3,), (3,)),
+    ):
+        x = torch.ones(shape)
+        real = x.expand(wanted).stride()
+        fake = tuple([7 if size == 1 else step for size, step in zip(wanted, real, strict=True)])
+        found.append(
+            (f"strides of {shape} as {wanted}", kernel_strides.expand_strides(shape, x.stride(), wanted, fake), real)
+        )
+    found[-1] = (found[-1][0], found[-1][1], None)  # which has no size of 1
+    return first_difference(*found)
+
+
 def _ordered(shape: tuple[int, ...], order: tuple[int, ...]) -> torch.Tensor:
     made = torch.ones([shape[dim] for dim in order])
     return made.permute([order.index(dim) for dim in range(len(order))])
 
 
-CHECKS = (check_iterator_strides, check_view_strides)
+CHECKS = (check_iterator_strides, check_view_strides, check_expand_strides)

@@ -1,0 +1,44 @@
+"""Convolutions on fakes, for any number of images.
+
+On a CPU, torch takes one kernel for less than 16 images and may take another from there on. Its fakes ask which one, to
+know how the result lies: programs would be for fewer, or more. But it lies as the image and the weight do, whichever
+kernel runs, so both are asked.
+
+Source: `use_mkldnn` and `determine_backend_memory_format` (Convolution.cpp) of torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+_FEW, _MANY = 2, 16
+
+
+def convolved_on_fakes(op: object, args: Sequence[Any]) -> torch.Tensor | None:
+    """What a convolution of a symbolic number of images gives on fakes, if that is the same for every number above 1.
+
+    None for all other calls.
+    """
+    if op is not torch.ops.aten.convolution.default:
+        return None
+    image, *others = args
+    if image.device.type != "cpu" or not isinstance(image.shape[0], torch.SymInt) or image.dim() != others[0].dim():
+        return None
+    few, many = (torch.ops.aten.convolution.default(_of(image, number), *others) for number in (_FEW, _MANY))
+    if not all(map(_is_one, (*few.shape[1:], *few.stride()), (*many.shape[1:], *many.stride()))):
+        return None
+    return image.new_empty_strided((image.shape[0], *few.shape[1:]), few.stride(), dtype=few.dtype)
+
+
+def _of(image: torch.Tensor, number: int) -> torch.Tensor:
+    return image.new_empty_strided((number, *image.shape[1:]), image.stride())
+
+
+def _is_one(a: int | torch.SymInt, b: int | torch.SymInt) -> bool:
+    """Whether two sizes are one for sure; nothing is assumed to find out."""
+    if isinstance(a, torch.SymInt) and isinstance(b, torch.SymInt):
+        return bool(a.node.expr == b.node.expr)
+    return type(a) is type(b) is int and a == b
