@@ -98,6 +98,32 @@ def test_layers_are_spread(two_ranks: Ranks) -> None:
     assert two_ranks(_in_parallel) == [1, 1]
 
 
+def _norms(rank: int) -> int:
+    """A number that another call changes is a factor, and the order of a norm, which is part of how that is spread."""
+    warnings.simplefilter("ignore")
+    mesh = init_device_mesh("cpu", (2,))
+
+    def make() -> Trained:
+        model = _Net(mesh)
+        optimizer = optimizer_of("sgd", model)
+
+        def step(order: float) -> torch.Tensor:
+            optimizer.zero_grad()
+            norm: Any = torch.linalg.vector_norm(model.a * order, order)
+            loss: torch.Tensor = norm.full_tensor() + model.a.mul(order).sum().full_tensor()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return Trained(step, model, optimizer)
+
+    return compare(make, [(1.5,), (1.75,), (2.25,)], seed=rank).captures
+
+
+def test_numbers_that_tell_how_a_tensor_is_spread_are_guarded(two_ranks: Ranks) -> None:
+    assert min(two_ranks(_norms)) >= 2
+
+
 def _refused(rank: int) -> list[str]:
     mesh = init_device_mesh("cpu", (2,))
     weight = distribute_tensor(torch.ones(2, 2), mesh, [Shard(0)])

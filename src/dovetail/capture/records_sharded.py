@@ -3,13 +3,14 @@
     w.mul_(1 - lr * decay)     DTensor's code    ->    mul_(w_local, sub_3)
 
 Numbers that are traced pass through that code as plain floats that stand for them: it remembers operators by their
-arguments, longer than a recording lasts.
+arguments, longer than a recording lasts. Where it may compute with a number itself (the order of a norm is part of how
+a tensor is spread), it gets the number, and the program asks for it.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dovetail.capture.operators import refuse_leaves
@@ -17,6 +18,9 @@ from dovetail.capture.step_questions import AskingRecorder
 from dovetail.torch_compat.traced_numbers import fixed_number, is_traced, number_now
 
 _FIRST_TOKEN = 0x3FE2_9D4C_7A51_0000  # the bits of a number near 0.58
+_OF_ELEMENTS = frozenset(
+    {"add", "sub", "rsub", "mul", "div", "addcmul", "addcdiv", "lerp", "pow", "adam", "adamw", "sgd"}
+)
 
 
 class RecordsSharded(AskingRecorder):
@@ -47,17 +51,29 @@ class RecordsSharded(AskingRecorder):
         """Let the class of a tensor that is made of others take an operator apart."""
         keywords = dict(kwargs or {})
         if any(map(_has_traced, (*args, *keywords.values()))):
+            number = self._stand_in if _takes_each_element(func) else fixed_number
             with self:
-                return func(*map(self._plain, args), **{name: self._plain(x) for name, x in keywords.items()})
+                return func(
+                    *(_with_plain(x, number) for x in args),
+                    **{name: _with_plain(x, number) for name, x in keywords.items()},
+                )
         refuse_leaves(args, self._values, self._origins)
         return NotImplemented
 
-    def _plain(self, argument: Any) -> Any:
-        if isinstance(argument, list | tuple) and any(map(is_traced, argument)):
-            return type(argument)(map(self._plain, argument))
-        if not is_traced(argument):
-            return argument
-        return self.token_for(argument) if type(number_now(argument)) is float else fixed_number(argument)
+    def _stand_in(self, number: Any) -> Any:
+        return self.token_for(number) if type(number_now(number)) is float else fixed_number(number)
+
+
+def _takes_each_element(func: Any) -> bool:
+    """Whether an operator only hands its numbers to what it does to each element."""
+    name: str = func.overloadpacket.__name__.strip("_")
+    return func.namespace == "aten" and name.removeprefix("foreach_").removeprefix("fused_") in _OF_ELEMENTS
+
+
+def _with_plain(argument: Any, plain: Callable[[Any], Any]) -> Any:
+    if isinstance(argument, list | tuple) and any(map(is_traced, argument)):
+        return type(argument)([plain(x) if is_traced(x) else x for x in argument])
+    return plain(argument) if is_traced(argument) else argument
 
 
 def _has_traced(argument: Any) -> bool:

@@ -62,8 +62,8 @@ class StepRecording:
     """Make one, call `run`, `leave` for each value that is wanted besides results, then `programs`.
 
     Attributes: tensors: those given, then the gradients that they hold, then local parts; numbers; recorder; held,
-    locals, moves, exits, flags: see `RecordedStep`; hooked: labels of tensors that have more hooks afterwards, with the
-    line; left, see `leave`.
+    locals, moves, exits, flags: see `RecordedStep`; first_local, of the parts; hooked: labels of tensors that have
+    more hooks afterwards, with the line; left, see `leave`.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class StepRecording:
         self.mode = new_fake_mode(new_shape_env() if dynamic else None, meta_stands_for=meta_stands_for)
         self.origins, self._dynamic = OriginTracker(), dynamic
         self.recorder = StepRecorder(self.origins, self.mode, hints)
-        self.locals = sharded.places_of_locals(self.tensors)
+        self.locals, self.first_local = sharded.places_of_locals(self.tensors), len(tensors) + len(held)
         self.held = {index: len(tensors) + k for k, (index, _) in enumerate(held)}
         self._required = [item.tensor.requires_grad for item in self.tensors]
         self._of_graphs = {i: line_of(x.tensor) for i, x in enumerate(self.tensors) if not x.tensor.is_leaf}

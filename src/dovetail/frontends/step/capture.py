@@ -43,7 +43,7 @@ from dovetail.frontends.step.reachable_state import ReachableState
 from dovetail.frontends.step.recorded import Recorded
 from dovetail.frontends.step.searches import SearchCalled
 from dovetail.frontends.step.syntax import percent_formats
-from dovetail.frontends.step.tensor_kinds import Source, sources_of_locals
+from dovetail.frontends.step.tensor_kinds import sources_of_others
 from dovetail.frontends.step.text_uses import check_texts
 from dovetail.frontends.step.variant import StepVariant
 from dovetail.frontends.step.write_only import WriteOnlyContainers
@@ -216,8 +216,7 @@ class StepCapture:
         used = map(recording.value_of_number, programs.numbers)
         host_calls = hosts.placed(partial(self._changed_by, recording), set(used))
         recording.recorder.known.end()
-        sources += [Source("gradient", index) for index in recording.held]
-        sources += sources_of_locals(recording, len(sources))
+        sources += sources_of_others(recording)
         assert self._result_structure is not None, "the step was recorded"
         return Recorded(
             call=self._call,

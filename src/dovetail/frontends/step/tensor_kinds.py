@@ -210,11 +210,14 @@ class TensorKinds:
         return True
 
 
-def sources_of_locals(recording: StepRecording, first: int) -> list[Source]:
-    """Where local parts come from, of which `first` is the first among the tensors of a recording."""
+def sources_of_others(recording: StepRecording) -> list[Source]:
+    """Where the tensors of a recording come from that it has found by others: gradients, then local parts."""
     wholes = {part: whole for whole, part in recording.locals.items()}
-    found = range(first, len(recording.tensors))
-    return [Source("local", wholes[n], placing=placing_of(recording.tensors[wholes[n]].tensor)) for n in found]
+    parts = range(recording.first_local, len(recording.tensors))
+    return [
+        *(Source("gradient", index) for index in recording.held),
+        *(Source("local", wholes[n], placing=placing_of(recording.tensors[wholes[n]].tensor)) for n in parts),
+    ]
 
 
 def kept_sources(sources: Sequence[Source], cleared: Collection[int]) -> list[int]:
