@@ -35,6 +35,9 @@ class SameTensors:
         sizes: list[Any] = [list(tensor.shape) for tensor in tensors]
         strides: list[Any] = [list(tensor.stride()) for tensor in tensors]
         self._check = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+        is_plain = self._first is None and not self._matrices
+        self.surely_are: Callable[..., bool] = self._check if is_plain else _cannot_tell
+        """Whether tensors, given one by one, are like those, asked in C++ alone; False also where only `are` tells."""
 
     def are(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether these are like those, one by one."""
@@ -55,6 +58,10 @@ class SameTensors:
 
     def _strided(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         return [x for n, x in enumerate(tensors) if n not in self._matrices] if self._matrices else tensors
+
+
+def _cannot_tell(*_: object) -> bool:
+    return False
 
 
 def _kind_of_matrix(tensor: Any) -> tuple[Any, ...]:

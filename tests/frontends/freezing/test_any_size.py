@@ -53,6 +53,14 @@ _CASES: dict[str, tuple[nn.Module | Callable[[Tensor], Tensor], tuple[int, ...]]
     "poolformer": (_PoolFormer(), _IMAGE),
     "adaptive": (nn.Sequential(nn.AdaptiveAvgPool2d((3, None)), nn.AdaptiveMaxPool2d((2, 5))), _IMAGE),
     "windows": (_windows, _IMAGE),
+    "every second point": (lambda x: x[:, :, ::4, ::4][:, :, ::2, ::2].reshape(x.shape[0], -1, 4) * 2, _IMAGE),
+    "one channel": (nn.Sequential(nn.Conv2d(4, 1, 1), nn.ReLU(), nn.Conv2d(1, 2, 3)), _IMAGE),
+    "one head": (
+        lambda x: (
+            F.scaled_dot_product_attention(*[x[:, :1, None].squeeze(1)] * 3).transpose(1, 2).reshape(len(x), 8, 8)
+        ),
+        _IMAGE,
+    ),
     "affine_grid": (lambda x: F.affine_grid(x[:, 0, :2, :3], [x.shape[0], 3, 4, 5], align_corners=False), _IMAGE),
     "kron": (lambda x: torch.kron(x, torch.ones(2, 3)) + torch.kron(torch.eye(2), x).sum(), _ROW),
     "quantile": (lambda x: x.quantile(0.3, dim=-1), _ROW),

@@ -126,7 +126,7 @@ class _LookWriter:
             if len(c) != 0: return False
             t0 = d['_parameters'].get('weight')
             if t0 is None or r1() is not t0 or t0._version != 3 or t0.data_ptr() != 94: return False
-            return same0(t0)
+            return sure0(t0) or same0([t0])
     """
 
     def __init__(self) -> None:
@@ -151,10 +151,11 @@ class _LookWriter:
     def written(self, known: Sequence[SameTensors]) -> Callable[[], bool]:
         """The function. known: what tells the sizes, strides, classes and so on of the tensors, one for each mode."""
         tensors = ", ".join(self._names.values())
-        answers = " or ".join([f"same{number}([{tensors}])" for number in range(len(known))])
+        answers = " or ".join([f"sure{number}({tensors}) or same{number}([{tensors}])" for number in range(len(known))])
         text = "\n    ".join(["def look():", *self._lines, f"return {answers if tensors else True}"])
         namespace: dict[str, Any] = {f"r{number}": found for number, found in enumerate(self._objects)}
         namespace |= {f"same{number}": same.are for number, same in enumerate(known)}
+        namespace |= {f"sure{number}": same.surely_are for number, same in enumerate(known)}
         exec(compile(text, "<dovetail look at a frozen model>", "exec"), namespace)
         look: Callable[[], bool] = namespace["look"]
         return look

@@ -32,7 +32,7 @@ class _Known:
     follows: some want a gradient. places: of the program's arguments among those of the call; None for all, in order.
     """
 
-    __slots__ = ("_again", "_count", "_names", "_others", "_same", "_tensors", "follows", "places", "runner")
+    __slots__ = ("_again", "_count", "_names", "_others", "_same", "_surely", "_tensors", "follows", "places", "runner")
 
     def __init__(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], runner: FrozenRunner, places: Sequence[int]
@@ -48,6 +48,7 @@ class _Known:
         self._count = len(args)
         self._names = tuple(kwargs)
         self._same = SameTensors([items[place] for place in tensors])
+        self._surely = self._same.surely_are
         self._others = [(place, type(items[place]), items[place]) for place in others]
         self._tensors = tuple(tensors) if len(tensors) < len(items) or kwargs else None
 
@@ -56,7 +57,7 @@ class _Known:
         if len(args) != self._count:
             return False
         if self._tensors is None:
-            return not kwargs and self._same.are(args)
+            return not kwargs and (self._surely(*args) or self._same.are(args))
         if tuple(kwargs) != self._names:
             return False
         items = [*args, *kwargs.values()]

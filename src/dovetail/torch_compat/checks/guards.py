@@ -27,11 +27,14 @@ def check_same_tensors() -> str | None:
     number = torch.ones(2, dtype=torch.complex64)
     complex_numbers = guards.SameTensors([number])
     twins = guards.SameTensors([example, example, number])
+    surely = [name for name, tensor in others.items() if same.surely_are(tensor)]
+    quick = (same.surely_are(torch.zeros(2, 3)), surely, twins.surely_are(example, example, number))
     return first_difference(
         ("what is said of two tensors in the places of one", twins.are([example, torch.ones(2, 3), number]), False),
         ("what is said of one tensor in both places", twins.are([example, example, number]), True),
         ("the claim that an equal tensor is the same", same.are([torch.zeros(2, 3)]), True),
         ("differences that are not seen", wrong, []),
+        ("what C++ alone says of an equal tensor, of others, and of twins", quick, (True, [], False)),
         ("what is said of a conjugate view", complex_numbers.are([number.conj()]), False),
         ("what is said of a tensor in inference mode's grad mode", _without_gradients(same), True),
         ("what is said of an equal tensor while a dispatch mode looks", _looked_at(same, (2, 3)), True),
