@@ -39,6 +39,7 @@ LISTS = (
     "tests/examples/test_demo.py",
     "tests/execute/native/test_clusters.py",
     "tests/execute/native/test_products.py",
+    "tests/execute/native/test_repeats.py",
     "tests/execute/native/test_sums.py",
     "tests/execute/test_arena.py",
     "tests/frontends/freezing/test_recurrent.py",

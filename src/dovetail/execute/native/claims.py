@@ -13,8 +13,22 @@ import torch
 
 from dovetail.execute.native.driver import THREADED
 from dovetail.execute.native.formula import TRUTHS, Formula, reads_place, substituted
+from dovetail.execute.native.loop import COLUMN, ROW
 from dovetail.execute.native.machine import has_pool
-from dovetail.execute.native.probes import ARRAY, ELEMENTS, NUMBER, SINGLE, TRUTH, Question, formula_of, is_near
+from dovetail.execute.native.probes import (
+    ARRAY,
+    ELEMENTS,
+    NUMBER,
+    REPEATED,
+    SINGLE,
+    TRUTH,
+    TRUTH_COLUMN,
+    TRUTH_ROW,
+    Question,
+    formula_of,
+    is_near,
+)
+from dovetail.execute.native.repeats import Repeat, repeat_of
 from dovetail.execute.native.rows import Access, Layout
 from dovetail.execute.native.rule import TWO_BY_COUNT, Rule
 from dovetail.execute.native.rules import RULES, TRUTH_OPERANDS
@@ -33,7 +47,8 @@ _WHOLE = 2**53
 class Claim:
     """A pointwise node that may be machine code: see `rows.RowClaim`.
 
-    operands: what the formula reads, in its order. kinds: of each, as probes name them. into: the value whose memory
+    operands: what the formula reads, in its order. kinds: of each, as probes name them. repeats: of each that is read
+    again and again, how. into: the value whose memory
     the result is written to; None where the node makes new memory. result: what the node gives, if anything. most: see
     `rule.Rule`.
     """
@@ -42,6 +57,7 @@ class Claim:
     question: Question
     operands: tuple[Operand, ...]
     kinds: tuple[str, ...]
+    repeats: tuple[Repeat | None, ...]
     into: Value | None
     result: Value
     layout: Layout
@@ -60,9 +76,9 @@ class Claim:
     def accesses(self) -> list[Access]:
         """What it touches."""
         found = [Access(self.written.tensor, is_written=True)]
-        for operand, kind in zip(self.operands, self.kinds, strict=True):
+        for operand, kind, repeat in zip(self.operands, self.kinds, self.repeats, strict=True):
             if isinstance(operand, Value) and kind != NUMBER:
-                found.append(Access(operand.tensor, is_single=kind == SINGLE))
+                found.append(Access(operand.tensor, is_single=kind == SINGLE or repeat is not None))
         return found
 
     def is_proven(self) -> bool:
@@ -70,6 +86,8 @@ class Claim:
         formula = self.formula()
         if formula is None or not reads_place(formula):
             return formula is not None
+        if any(self.repeats):
+            return False  # eager's last elements are those of each row then
         count = self.written.tensor.numel()
         most = THREADED - 1 if self.most is None else self.most
         return (has_pool() and self.most is None) or (isinstance(count, int) and count <= most)
@@ -119,6 +137,7 @@ def _with_operands(
     if dtype not in ELEMENTS or not candidates or meta.dtype is not _result_dtype(candidates[0], dtype):
         return None
     kinds = {each: _kind(operand, meta, torch.bool if _is_truth(name, each) else dtype) for each, operand in found}
+    repeats = {each: _repeat(operand, meta) if kinds[each] in REPEATED else None for each, operand in found}
     ones = {place: 1.0 for place, (_, x) in enumerate(found) if type(x) is int and x == 1 and place >= 2}
     rest = {each: x for each, x in arguments.items() if each not in rule.operands and each != into}
     if any(is_near(x, rule.avoided[each]) for each, x in found if each in rule.avoided and isinstance(x, int | float)):
@@ -144,7 +163,8 @@ def _with_operands(
     )
     operands = tuple(x for _, x in kept)
     of_kept = tuple(kinds[each] for each, _ in kept)
-    return Claim(node, question, operands, of_kept, written, result, layout, rule.most)
+    repeated = tuple(repeats[each] for each, _ in kept)
+    return Claim(node, question, operands, of_kept, repeated, written, result, layout, rule.most)
 
 
 def _two_by(count: Size) -> float | None:
@@ -156,7 +176,8 @@ def _is_described(rule: Rule, kinds: Mapping[str, str], count: Size) -> bool:
     """Whether a new result lies like an operand, or its size is known."""
     if rule.is_fill:
         return isinstance(count, int)
-    return not kinds or ARRAY in kinds.values() or TRUTH in kinds.values()
+    is_whole = ARRAY in kinds.values() or TRUTH in kinds.values()
+    return not kinds or is_whole or (isinstance(count, int) and not REPEATED.isdisjoint(kinds.values()))
 
 
 def _candidates(rule: Rule, arguments: Mapping[str, Operand]) -> tuple[Formula, ...]:
@@ -192,11 +213,18 @@ def _kind(operand: Operand, like: TensorMeta, dtype: torch.dtype) -> str:
             return ""
         if _is_like(meta, like):
             return TRUTH if dtype is torch.bool else ARRAY
-        return SINGLE if not meta.shape and dtype is not torch.bool else ""
+        repeat = repeat_of(meta, like)
+        if dtype is torch.bool:
+            return "" if repeat is None else TRUTH_ROW if repeat.is_row else TRUTH_COLUMN
+        return SINGLE if not meta.shape else "" if repeat is None else ROW if repeat.is_row else COLUMN
     if isinstance(operand, Value):
         return NUMBER
     is_number = isinstance(operand, int | float) and not isinstance(operand, bool)
     return NUMBER if is_number and is_exact(operand) and dtype is not torch.bool else ""  # type: ignore[arg-type]
+
+
+def _repeat(operand: Operand, like: TensorMeta) -> Repeat | None:
+    return repeat_of(operand.tensor, like) if isinstance(operand, Value) else None
 
 
 def is_exact(number: float) -> bool:

@@ -23,7 +23,7 @@ from dovetail.execute.native.clusters import Cluster, clusters_of
 from dovetail.execute.native.driver import THREADED
 from dovetail.execute.native.machine import driver, unavailable
 from dovetail.execute.native.probes import is_near
-from dovetail.execute.native.rows import Address, ReadyRow
+from dovetail.execute.native.rows import Address, Count, ReadyRow
 from dovetail.ir.draft import free_name
 from dovetail.ir.node_groups import NodeGroup
 from dovetail.ir.program import Node, Program, Value
@@ -187,8 +187,17 @@ def _row(row: ReadyRow, names: Names, shared: Mapping[str, str]) -> tuple[str, l
     slots += [_pointer(address, shared) for address in row.pointers]
     texts = [_number(operand, avoided, names) for operand, avoided in row.numbers]
     slots += [shared.get(text, text) for text in texts]
-    form += f"{len(row.pointers)}q{len(row.numbers)}d"
+    slots += [str(count) if isinstance(count, int) else _count(count, row) for count in row.counts]
+    form += f"{len(row.pointers)}q{len(row.numbers)}d{len(row.counts)}q"
     return (f"{form}{len(row.more)}s", [*slots, names.constant(_same(row.more), "more")]) if row.more else (form, slots)
+
+
+def _count(count: Count, row: ReadyRow) -> str:
+    size = " * ".join(f"{count.value.name}.size({dim})" for dim in count.dims)
+    if not count.divides:
+        return size
+    items = row.items if isinstance(row.items, int) else f"{row.items.name}.numel()"
+    return f"{items} // max({size}, 1)"
 
 
 def _pointer(address: Address, shared: Mapping[str, str]) -> str:

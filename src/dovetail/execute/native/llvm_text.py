@@ -1,9 +1,13 @@
 """LLVM's text for a loop.
 
-    define void @kernel(ptr %row, i64 %from, i64 %to)   row: the count, the pointers, the numbers, in slots of eight
-                                                        bytes; it runs the elements from one number to another
+    define void @kernel(ptr %row, i64 %from, i64 %to)   row: the count, the pointers, the numbers, and how cells are
+                                                        repeated, in slots of eight bytes; it runs the elements from one
+                                                        number to another
     define internal void @kernel_body(...)              the same by value; its pointers are noalias, so that loops
                                                         become vectors
+
+Where vector functions are called, or cells are repeated, elements are taken in tiles. Of a repeated cell each tile gets
+its elements one after the other.
 
 No flag of fast arithmetic is ever set: an operation is rounded as it stands. A multiplication and an addition are one
 only where the formula says `fma`.
@@ -18,7 +22,7 @@ from collections.abc import Sequence
 
 from dovetail.execute.native.loop import Loop
 from dovetail.execute.native.stages import VECTOR, Staged, staged
-from dovetail.execute.native.tile_functions import tile_function, vector_bytes
+from dovetail.execute.native.tile_functions import repeat_name, repeat_text, tile_function, vector_bytes
 
 TILE = 256
 """Elements of which vector functions are called at once."""
@@ -53,6 +57,7 @@ class _Writer:
         self.name = name
         self.staged: Staged = staged(loop)
         self.type = loop.element
+        self.tiled = bool(self.staged.last or loop.repeated)
         self.out: list[str] = []
         self.count = 0
 
@@ -63,8 +68,10 @@ class _Writer:
         for operation, name in _INTRINSICS.items():
             parts = ", ".join([self.type] * (3 if operation == "fma" else 1))
             self.out.append(f"declare {self.type} @llvm.{name}.f{bits}({parts})")
-        self.out.append("declare i64 @llvm.smax.i64(i64, i64)")
+        self.out += [f"declare i64 @llvm.{which}.i64(i64, i64)" for which in ("smax", "smin")]
         self.out += [tile_function(name, self.type).text for name in _called(self.loop)]
+        fills = {(self.loop.cells[at].repeats, self._cell_type(at)) for at in self.loop.repeated}
+        self.out += [repeat_text(*each) for each in sorted(fills)]
         return "\n".join(self.out) + "\n"
 
     def _fresh(self) -> str:
@@ -81,7 +88,8 @@ class _Writer:
 
     def _parameters(self) -> list[str]:
         cells = [f"ptr noalias %c{at}" for at in range(len(self.loop.cells))]
-        return ["i64 %from", "i64 %n", *cells, *(f"{self.type} %s{at}" for at in range(self.loop.numbers))]
+        counts = [f"i64 %{what}{at}" for at in self.loop.repeated for what in ("inner", "size")]
+        return ["i64 %from", "i64 %n", *cells, *(f"{self.type} %s{at}" for at in range(self.loop.numbers)), *counts]
 
     def _write_entry(self) -> None:
         self.out += [f"define void @{self.name}(ptr %row, i64 %from, i64 %to) {{", "entry:"]
@@ -96,6 +104,8 @@ class _Writer:
             if self.type != "double":
                 number = self._set(f"fptrunc double {number} to {self.type}")
             given.append(f"{self.type} {number}")
+        for at in range(1 + len(self.loop.cells) + self.loop.numbers, self.loop.slots):
+            given.append("i64 " + self._set(f"load i64, ptr {self._slot(at)}"))
         self._line(f"call void @{self.name}_body({', '.join(given)})")
         self.out += ["  br label %end", "end:", "  ret void", "}", ""]
 
@@ -107,6 +117,8 @@ class _Writer:
         self.out += [f"define internal void @{self.name}_body({', '.join(self._parameters())}) noinline {{", "entry:"]
         self.known = {at: self._invariant(at) for at in range(len(made.instructions)) if made.is_invariant(at)}
         self.buffers = {at: self._set(f"alloca [{TILE} x {self._stored(at)}], align 64") for at in made.kept}
+        for at in self.loop.repeated:
+            self._line(f"%r{at} = alloca [{TILE} x {self._cell_type(at)}], align 64")
         self._line("%items = sub i64 %n, %from")
         for first, vectors in _RESTS.values():
             over = self._set(f"srem i64 %items, {vectors * vector_bytes() * 8 // _BITS[self.type]}")
@@ -116,12 +128,16 @@ class _Writer:
         self._line("%first = phi i64 [%from, %entry], [%next, %tile_done]")
         self._line(f"%next = add i64 %first, {TILE}")
         self._line("%is_last = icmp sge i64 %next, %n")
-        self._line("%tile_end = select i1 %is_last, i64 %n, i64 %next" if made.last else "%tile_end = add i64 %n, 0")
+        self._line("%tile_end = select i1 %is_last, i64 %n, i64 %next" if self.tiled else "%tile_end = add i64 %n, 0")
+        count = self._set("sub i64 %tile_end, %first")
+        for at in self.loop.repeated:
+            given = f"ptr %c{at}, i64 %first, i64 {count}, i64 %inner{at}, i64 %size{at}, ptr %r{at}"
+            self._line(f"call void @{repeat_name(self.loop.cells[at].repeats, self._cell_type(at))}({given})")
         self._line("br label %stage0")
         for stage in range(made.last + 1):
             self._write_stage(stage)
         self.out.append("tile_done:")
-        self._line("br i1 %is_last, label %end, label %tiles" if made.last else "br i1 true, label %end, label %tiles")
+        self._line(f"br i1 {'%is_last' if self.tiled else 'true'}, label %end, label %tiles")
         self.out += ["end:", "  ret void", "}", ""]
 
     def _write_stage(self, stage: int) -> None:
@@ -133,7 +149,7 @@ class _Writer:
         self.out.append(f"loop{stage}:")
         here = f"%i{stage}"
         self._line(f"{here} = phi i64 [%first, %stage{stage}], [%i{stage}_next, %loop{stage}]")
-        at_tile = self._set(f"sub i64 {here}, %first") if made.last else here
+        at_tile = self._set(f"sub i64 {here}, %first") if self.tiled else here
         values: dict[int, str] = {}
         for cell, at in made.stores.items():
             if made.store_stage[cell] == stage:
@@ -169,7 +185,9 @@ class _Writer:
         if at in self.buffers and (is_vector or made.stage[at] < stage):
             value = self._load(self._element(self.buffers[at], self._stored(at), at_tile), made.is_truth[at])
         elif instruction.operation == "load":
-            element = self._element(f"%c{instruction.index}", self._cell_type(instruction.index), here)
+            is_repeated = self.loop.cells[instruction.index].repeats
+            pointer, place = (f"%{'r' if is_repeated else 'c'}{instruction.index}", at_tile if is_repeated else here)
+            element = self._element(pointer, self._cell_type(instruction.index), place)
             value = self._load(element, self.loop.cells[instruction.index].is_truth)
         else:
             parts = [self._compute(part, stage, here, at_tile, values) for part in instruction.parts]

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 from dovetail.execute.native.formula import Formula
 
+ROW, COLUMN = "row", "column"
+
 
 class From(enum.Enum):
     """Where a step's operand comes from."""
@@ -31,10 +33,13 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """is_single: one element that all iterations read. is_truth: bytes that are truth values."""
+    """is_single: one element that all iterations read. is_truth: bytes that are truth values. repeats: ROW or COLUMN
+    where elements are read again and again; two more numbers say how: see `repeats.Repeat`.
+    """
 
     is_single: bool = False
     is_truth: bool = False
+    repeats: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,11 @@ class Loop:
     stores: tuple[tuple[int, int], ...]
 
     @property
+    def repeated(self) -> tuple[int, ...]:
+        """The cells that are read again and again."""
+        return tuple(at for at, cell in enumerate(self.cells) if cell.repeats)
+
+    @property
     def slots(self) -> int:
-        """How many eight-byte slots a call takes: the count, the pointers and the numbers."""
-        return 1 + len(self.cells) + self.numbers
+        """How many eight-byte slots a call takes: the count, the pointers, the numbers, and two for each such cell."""
+        return 1 + len(self.cells) + self.numbers + 2 * len(self.repeated)

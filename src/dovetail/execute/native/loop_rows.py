@@ -10,14 +10,15 @@ from collections.abc import Collection, Sequence
 import torch
 
 from dovetail.execute.native.claims import Claim
-from dovetail.execute.native.loop import Cell, From, Loop, Source, Step
+from dovetail.execute.native.loop import COLUMN, ROW, Cell, From, Loop, Source, Step
 from dovetail.execute.native.machine import kernel_of
 from dovetail.execute.native.probes import NUMBER, SINGLE
-from dovetail.execute.native.rows import Address, Addresses, ReadyRow
+from dovetail.execute.native.repeats import ENDLESS, Repeat
+from dovetail.execute.native.rows import Address, Addresses, Count, ReadyRow
 from dovetail.ir.program import Operand, Value
 
-Place = tuple[int, object, torch.dtype, bool]
-"""A piece of memory as a loop sees it: storage, offset, dtype, whether it is a single element."""
+Place = tuple[int, object, torch.dtype, object]
+"""A piece of memory as a loop sees it: storage, offset, dtype, whether it is one element, or how it is repeated."""
 
 
 def loop_row(claims: Sequence[Claim], unread: Collection[int], addresses: Addresses) -> ReadyRow | None:
@@ -36,6 +37,7 @@ class _Builder:
         self.cells: dict[Place, int] = {}
         self.kinds: list[Cell] = []
         self.pointers: list[Address] = []
+        self.counts: list[int | Count] = []
         self.numbers: dict[object, int] = {}
         self.operands: list[tuple[Operand, float | None]] = []
         self.current: dict[Place, Source] = {}
@@ -46,8 +48,10 @@ class _Builder:
         for claim in self.claims:
             avoided = dict(claim.question.avoided)
             sources = [
-                self._source(operand, kind, avoided.get(name))
-                for operand, (name, kind) in zip(claim.operands, claim.question.operands, strict=True)
+                self._source(operand, kind, avoided.get(name), repeat)
+                for operand, (name, kind), repeat in zip(
+                    claim.operands, claim.question.operands, claim.repeats, strict=True
+                )
             ]
             formula = claim.formula()
             assert formula is not None, "only claims whose formula is known are arranged"
@@ -65,15 +69,18 @@ class _Builder:
         cells, element = tuple(self.kinds), self.claims[0].element
         kernel = kernel_of(Loop(element, cells, len(self.operands), tuple(self.steps), tuple(stores)))
         assert kernel is not None, "a formula that was found has its vector functions"
-        return ReadyRow(kernel, self._items(), tuple(self.pointers), tuple(self.operands))
+        pointers, counts = tuple(self.pointers), tuple(self.counts)
+        return ReadyRow(kernel, self._items(), pointers, tuple(self.operands), counts=counts)
 
     def _items(self) -> int | Value:
         count = self.claims[0].written.tensor.numel()
         if isinstance(count, int):
             return count
-        return next(a.value for a, cell in zip(self.pointers, self.kinds, strict=True) if not cell.is_single)
+        return next(
+            a.value for a, cell in zip(self.pointers, self.kinds, strict=True) if not (cell.is_single or cell.repeats)
+        )
 
-    def _source(self, operand: Operand, kind: str, avoided: float | None) -> Source:
+    def _source(self, operand: Operand, kind: str, avoided: float | None, repeat: Repeat | None) -> Source:
         if kind == NUMBER:
             key = (operand if isinstance(operand, Value) else (type(operand), repr(operand)), avoided)
             if key not in self.numbers:
@@ -81,7 +88,7 @@ class _Builder:
                 self.operands.append((operand, avoided))
             return Source(From.NUMBER, self.numbers[key])
         assert isinstance(operand, Value), "all others are tensors"
-        place = _place(operand, kind == SINGLE)
+        place = _place(operand, kind == SINGLE or (repeat or False))
         if place not in self.current:
             self.current[place] = Source(From.CELL, self._cell(place, operand))
         return self.current[place]
@@ -89,11 +96,23 @@ class _Builder:
     def _cell(self, place: Place, value: Value) -> int:
         if place not in self.cells:
             self.cells[place] = len(self.kinds)
-            is_truth = value.tensor.dtype is torch.bool
-            self.kinds.append(Cell(is_single=place[3], is_truth=is_truth))
+            is_truth, how = value.tensor.dtype is torch.bool, place[3]
+            repeats = (ROW if how.is_row else COLUMN) if isinstance(how, Repeat) else ""
+            self.kinds.append(Cell(is_single=how is True, is_truth=is_truth, repeats=repeats))
+            if isinstance(how, Repeat):
+                self.counts += _counts(how, self.addresses.get(value, Address(value)).value)
             self.pointers.append(self.addresses.get(value, Address(value)))
         return self.cells[place]
 
 
-def _place(value: Value, is_single: bool) -> Place:
-    return (value.tensor.storage, value.tensor.offset, value.tensor.dtype, is_single)
+def _place(value: Value, how: object) -> Place:
+    return (value.tensor.storage, value.tensor.offset, value.tensor.dtype, how)
+
+
+def _counts(repeat: Repeat, holder: Value) -> list[int | Count]:
+    """What a kernel is told of a repeated cell: inner and size. holder: with a variable; sizes that are not known in
+    advance are read there, for then nothing else lies at its address.
+    """
+    if repeat.inner is None:
+        return [Count(holder, repeat.own, divides=True), ENDLESS]
+    return [repeat.inner, repeat.size if isinstance(repeat.size, int) else Count(holder, repeat.own)]

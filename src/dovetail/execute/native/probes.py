@@ -26,7 +26,7 @@ import torch
 
 from dovetail.execute.native import cache
 from dovetail.execute.native.formula import TRUTHS, Formula
-from dovetail.execute.native.loop import Cell, From, Loop, Source, Step
+from dovetail.execute.native.loop import COLUMN, ROW, Cell, From, Loop, Source, Step
 from dovetail.execute.native.machine import driver, kernel_of
 from dovetail.execute.native.rule import TWO_BY_COUNT
 from dovetail.execute.operator_runs import by_themselves
@@ -34,6 +34,12 @@ from dovetail.torch_compat.dispatch import Overload, has_own_kernels, schema_of
 
 ARRAY, SINGLE, TRUTH, NUMBER = "array", "single", "truths", "number"
 """Kinds of operands: a tensor of all elements, one of a single element, one of truth values, a number of Python."""
+
+TRUTH_ROW, TRUTH_COLUMN = "truths in a row", "truths in a column"
+REPEATED = frozenset({ROW, COLUMN, TRUTH_ROW, TRUTH_COLUMN})
+"""Kinds of operands of which an element is one of several of the result: see `execute.native.repeats`."""
+
+_TRUTHS = frozenset({TRUTH, TRUTH_ROW, TRUTH_COLUMN})
 
 ELEMENTS = {torch.float32: "float", torch.float64: "double"}
 _SMALL = range(1, 71)
@@ -175,7 +181,7 @@ class _Trial:
         self.into = question.into if question.into in arrays else ""
         self.cells = arrays if self.into else [*arrays, ""]  # the last one is the result
         kinds = dict(question.operands)
-        cells = [Cell(kinds.get(name) == SINGLE, kinds.get(name) == TRUTH) for name in self.cells]
+        cells = [_cell(kinds.get(name, ARRAY)) for name in self.cells]
         if not self.into:
             cells[-1] = Cell(is_truth=self.is_truth)
         self.numbers = [name for name, kind in question.operands if kind == NUMBER]
@@ -191,6 +197,8 @@ class _Trial:
     def agrees(self, size: int, start: int, part: int, first: int, numbers: Sequence[float]) -> bool:
         """Whether both give the same on a case: see `_cases`."""
         question, given = self.question, dict[str, Any]()
+        rows, columns = _rows_and_columns(size, first) if self.loop.repeated else (1, size)
+        shape = (rows, columns) if self.loop.repeated else (size,)
         values = iter(numbers)
         for place, (name, kind) in enumerate(question.operands):
             if name == TWO_BY_COUNT:
@@ -200,13 +208,16 @@ class _Trial:
             elif kind == SINGLE:
                 given[name] = torch.tensor(next(values), dtype=question.dtype, device="cpu")
             else:
-                drawn = _drawn(question.dtype, (place, part), first, size)
-                given[name] = _placed(drawn > 0 if kind == TRUTH else drawn, start)
+                own = {ROW: (columns,), TRUTH_ROW: (columns,), COLUMN: (rows, 1), TRUTH_COLUMN: (rows, 1)}.get(
+                    kind, shape
+                )
+                drawn = _drawn(question.dtype, (place, part), first, math.prod(own))
+                given[name] = _placed(drawn > 0 if kind in _TRUTHS else drawn, start).view(own)
         wanted_dtype = torch.bool if self.is_truth else question.dtype
-        made = _placed(torch.zeros(size, dtype=wanted_dtype, device="cpu"), start)
+        made = _placed(torch.zeros(size, dtype=wanted_dtype, device="cpu"), start).view(shape)
         before = {name: given[name].clone() for name in self.cells if name}
         try:
-            expected = self._eager(given, size)
+            expected = self._eager(given, shape)
         except (RuntimeError, TypeError, ValueError, IndexError):
             return False
         tensors = [made if not name else given[name] for name in self.cells]
@@ -214,31 +225,46 @@ class _Trial:
             given[name].copy_(tensor)
         pointers = [tensor.data_ptr() for tensor in tensors]
         handed = [float(given[name]) for name in self.numbers]
-        slots = self.loop.slots
-        table = struct.pack(
-            f"{4 + len(pointers)}q{len(handed)}d", self.kernel, len(pointers), slots, size, *pointers, *handed
-        )
+        counts = [
+            number
+            for at in self.loop.repeated
+            for number in ((1, columns) if self.loop.cells[at].repeats == ROW else (columns, rows))
+        ]
+        form = f"{4 + len(pointers)}q{len(handed)}d{len(counts)}q"
+        table = struct.pack(form, self.kernel, len(pointers), self.loop.slots, size, *pointers, *handed, *counts)
         if driver()(table, 1, torch.get_num_threads()):
             raise Refused
         result = given[self.into] if self.into else made
         others = [name for name in self.cells if name and name != self.into]
         return _same(result, expected) and all(_same(given[name], before[name]) for name in others)
 
-    def _eager(self, given: dict[str, Any], size: int) -> torch.Tensor:
+    def _eager(self, given: dict[str, Any], shape: tuple[int, ...]) -> torch.Tensor:
         """The operator's own result, a copy."""
         question = self.question
         operands = {**dict(question.others), **given}
         if question.into and question.into not in given:
-            operands[question.into] = torch.zeros(size, dtype=question.dtype, device="cpu")
-            if self.is_truth:
-                operands[question.into] = torch.zeros(size, dtype=torch.bool, device="cpu")
+            dtype = torch.bool if self.is_truth else question.dtype
+            operands[question.into] = torch.zeros(shape, dtype=dtype, device="cpu")
         if question.is_fill:
-            like = torch.zeros(size, dtype=question.dtype, device="cpu")
-            operands = {"self": like, "size": [size], "dtype": question.dtype, **operands}
+            like = torch.zeros(shape, dtype=question.dtype, device="cpu")
+            operands = {"self": like, "size": list(shape), "dtype": question.dtype, **operands}
         arguments = schema_of(question.target).arguments
         named = {a.name: operands[a.name] for a in arguments if a.name in operands}
         result: torch.Tensor = question.target(**named)
         return result.clone()
+
+
+def _cell(kind: str) -> Cell:
+    """How a loop reads an operand."""
+    repeats = {TRUTH_ROW: ROW, TRUTH_COLUMN: COLUMN}.get(kind, kind)
+    return Cell(kind == SINGLE, kind in _TRUTHS, repeats if kind in REPEATED else "")
+
+
+def _rows_and_columns(size: int, which: int) -> tuple[int, int]:
+    """Two numbers of this product, others for each case."""
+    found = [columns for columns in range(1, size + 1) if size % columns == 0]
+    columns = found[(size + which) % len(found)]
+    return size // columns, columns
 
 
 def _placed(tensor: torch.Tensor, start: int) -> torch.Tensor:

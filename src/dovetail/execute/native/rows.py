@@ -78,11 +78,21 @@ Addresses = Mapping[Value, Address]
 
 
 @dataclass(frozen=True, slots=True)
+class Count:
+    """The product of some sizes of a value that has a variable. divides: how often it goes into the number of items."""
+
+    value: Value
+    dims: tuple[int, ...]
+    divides: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ReadyRow:
     """A function and what it is called with. See `execute.native.driver`.
 
     items: how many, or the value whose elements they are. numbers: operands, and what they must not be. more: slots
-    that are the same in each call. condition: whether it may be called, where that has to be asked each time.
+    that are the same in each call. condition: whether it may be called, where that has to be asked each time. counts:
+    whole numbers that follow the others.
     """
 
     function: int
@@ -91,11 +101,12 @@ class ReadyRow:
     numbers: tuple[tuple[Operand, float | None], ...] = ()
     more: bytes = b""
     condition: Callable[[], bool] | None = None
+    counts: tuple[int | Count, ...] = ()
 
     @property
     def slots(self) -> int:
         """How many slots of eight bytes it takes."""
-        return 1 + len(self.pointers) + len(self.numbers) + len(self.more) // 8
+        return 1 + len(self.pointers) + len(self.numbers) + len(self.counts) + len(self.more) // 8
 
 
 def table_row(function: int, items: int, pointers: Sequence[int], numbers: Sequence[float], more: bytes = b"") -> bytes:

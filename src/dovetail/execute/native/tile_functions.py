@@ -11,6 +11,10 @@ are whole tiles, so that a vector may reach beyond the last element.
 | `sleef exp` | Sleef, vector by vector, on all elements |
 | `libm exp` | the library of C, on the rest |
 
+    define internal void @repeated_HOW_KIND(ptr %from, i64 %first, i64 %count, i64 %inner, i64 %size, ptr %to)
+
+The elements of a cell that is repeated, from element `first` of the loop on: see `execute.native.repeats`.
+
 Source: MKL's vector mathematics; Sleef's names of functions; torch's `Vectorized`, by processor.
 """
 
@@ -20,6 +24,8 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
+
+from dovetail.execute.native.loop import ROW
 
 _ACCURATE = 0x2 | 0x140000 | 0x100  # VML_HA, VML_FTZDAZ_OFF, VML_ERRMODE_IGNORE: as ATen calls them
 _VECTOR_BYTES = {"AVX512": 64, "AVX2": 32}
@@ -96,4 +102,90 @@ one:
 done:
   ret void
 }}
+"""
+
+
+def repeat_name(how: str, kind: str) -> str:
+    """The function that fills a tile. how: ROW or COLUMN. kind: of elements."""
+    return f"repeated_{how}_{kind}"
+
+
+def repeat_text(how: str, kind: str) -> str:
+    """Its text: parts of a row one after the other, or each element of a column several times."""
+    text = _ROW if how == ROW else _COLUMN
+    return text.replace("$NAME", repeat_name(how, kind)).replace("$KIND", kind)
+
+
+_ROW = """
+define internal void @$NAME(ptr %from, i64 %first, i64 %count, i64 %inner, i64 %size, ptr noalias %to) noinline {
+entry:
+  %start = srem i64 %first, %size
+  br label %part
+
+part:
+  %done = phi i64 [0, %entry], [%end, %copied]
+  %place = phi i64 [%start, %entry], [0, %copied]
+  %left = sub i64 %size, %place
+  %more = add i64 %done, %left
+  %end = call i64 @llvm.smin.i64(i64 %more, i64 %count)
+  %behind = sub i64 %place, %done
+  br label %copy
+
+copy:
+  %i = phi i64 [%done, %part], [%i1, %copy]
+  %at = add i64 %i, %behind
+  %p = getelementptr $KIND, ptr %from, i64 %at
+  %x = load $KIND, ptr %p
+  %q = getelementptr $KIND, ptr %to, i64 %i
+  store $KIND %x, ptr %q
+  %i1 = add i64 %i, 1
+  %is_end = icmp sge i64 %i1, %end
+  br i1 %is_end, label %copied, label %copy
+
+copied:
+  %is_all = icmp sge i64 %end, %count
+  br i1 %is_all, label %return, label %part
+
+return:
+  ret void
+}
+"""
+
+_COLUMN = """
+define internal void @$NAME(ptr %from, i64 %first, i64 %count, i64 %inner, i64 %size, ptr noalias %to) noinline {
+entry:
+  %which = sdiv i64 %first, %inner
+  %used = srem i64 %first, %inner
+  %start = srem i64 %which, %size
+  %unused = sub i64 %inner, %used
+  br label %part
+
+part:
+  %done = phi i64 [0, %entry], [%end, %filled]
+  %place = phi i64 [%start, %entry], [%following, %filled]
+  %left = phi i64 [%unused, %entry], [%inner, %filled]
+  %more = add i64 %done, %left
+  %end = call i64 @llvm.smin.i64(i64 %more, i64 %count)
+  %p = getelementptr $KIND, ptr %from, i64 %place
+  %x = load $KIND, ptr %p
+  br label %fill
+
+fill:
+  %i = phi i64 [%done, %part], [%i1, %fill]
+  %q = getelementptr $KIND, ptr %to, i64 %i
+  store $KIND %x, ptr %q
+  %i1 = add i64 %i, 1
+  %is_end = icmp sge i64 %i1, %end
+  br i1 %is_end, label %filled, label %fill
+
+filled:
+  %next = add i64 %place, 1
+  %is_around = icmp sge i64 %next, %size
+  %following = select i1 %is_around, i64 0, i64 %next
+  %is_all = icmp sge i64 %end, %count
+  br i1 %is_all, label %return, label %part
+
+return:
+  ret void
+}
 """
