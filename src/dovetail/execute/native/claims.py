@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 import torch
 
+from dovetail.execute.native.claim_base import ELEMENTS, ClaimBase
 from dovetail.execute.native.driver import THREADED
 from dovetail.execute.native.formula import TRUTHS, Formula, reads_place, substituted
 from dovetail.execute.native.loop import COLUMN, ROW
 from dovetail.execute.native.machine import has_pool
 from dovetail.execute.native.probes import (
     ARRAY,
-    ELEMENTS,
     NUMBER,
     REPEATED,
     SINGLE,
@@ -44,7 +44,7 @@ _WHOLE = 2**53
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(ClaimBase):
     """A pointwise node that may be machine code: see `rows.RowClaim`.
 
     operands: what the formula reads, in its order. kinds: of each, as probes name them. repeats: of each that is read
@@ -62,16 +62,6 @@ class Claim:
     result: Value
     layout: Layout
     most: int | None = None
-
-    @property
-    def written(self) -> Value:
-        """The value that describes the memory that is written."""
-        return self.into if self.into is not None else self.result
-
-    @property
-    def element(self) -> str:
-        """The type of its elements, as loops name it."""
-        return ELEMENTS[self.question.dtype]
 
     def accesses(self) -> list[Access]:
         """What it touches."""

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from dovetail.execute.native import cache
+from dovetail.execute.native.claim_base import ELEMENTS
 from dovetail.execute.native.formula import TRUTHS, Formula
 from dovetail.execute.native.loop import COLUMN, ROW, Cell, From, Loop, Source, Step
 from dovetail.execute.native.machine import driver, kernel_of
@@ -41,7 +42,6 @@ REPEATED = frozenset({ROW, COLUMN, TRUTH_ROW, TRUTH_COLUMN})
 
 _TRUTHS = frozenset({TRUTH, TRUTH_ROW, TRUTH_COLUMN})
 
-ELEMENTS = {torch.float32: "float", torch.float64: "double"}
 _SMALL = range(1, 71)
 _GRID, _DRAWN = 520, 800  # elements at once: few, so that a first call takes no more memory than it is said to
 _PARTS = 16  # of the random elements: each is drawn anew

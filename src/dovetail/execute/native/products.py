@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
+from dovetail.execute.native.claim_base import ELEMENTS, ClaimBase
 from dovetail.execute.native.machine import driver
-from dovetail.execute.native.probes import ELEMENTS, Refused
+from dovetail.execute.native.probes import Refused
 from dovetail.execute.native.product_text import product_function
 from dovetail.execute.native.rows import Access, Address, Addresses, ReadyRow, table_row
 from dovetail.execute.native.trials import answered
@@ -96,7 +97,7 @@ class ProductQuestion:
 
 
 @dataclass(frozen=True, slots=True)
-class ProductClaim:
+class ProductClaim(ClaimBase):
     """See `rows.RowClaim`. operands: the two matrices, and what is added, if anything is."""
 
     node: Node
@@ -105,16 +106,6 @@ class ProductClaim:
     into: Value | None
     result: Value
     layout: None = None
-
-    @property
-    def written(self) -> Value:
-        """The value that describes the memory that is written."""
-        return self.into if self.into is not None else self.result
-
-    @property
-    def element(self) -> str:
-        """The type of elements."""
-        return ELEMENTS[self.question.dtype]
 
     def accesses(self) -> list[Access]:
         """What it touches."""

@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 
+from dovetail.execute.native.claim_base import ELEMENTS, ClaimBase
 from dovetail.execute.native.driver import THREADED
 from dovetail.execute.native.machine import driver
-from dovetail.execute.native.probes import ELEMENTS, Refused
+from dovetail.execute.native.probes import Refused
 from dovetail.execute.native.rows import Access, Address, Addresses, ReadyRow, table_row
 from dovetail.execute.native.sum_text import sum_function
 from dovetail.execute.native.trials import answered
@@ -69,7 +70,7 @@ class SumQuestion:
 
 
 @dataclass(frozen=True, slots=True)
-class SumClaim:
+class SumClaim(ClaimBase):
     """See `rows.RowClaim`."""
 
     node: Node
@@ -78,16 +79,6 @@ class SumClaim:
     result: Value
     into: None = None
     layout: None = None
-
-    @property
-    def written(self) -> Value:
-        """The value that describes the memory that is written."""
-        return self.result
-
-    @property
-    def element(self) -> str:
-        """The type of elements."""
-        return ELEMENTS[self.question.dtype]
 
     def accesses(self) -> list[Access]:
         """What it touches."""
