@@ -16,8 +16,13 @@ Source: the LLVM language reference; `at::parallel_for`; libgomp's ABI for `GOMP
 
 from __future__ import annotations
 
+from dovetail.execute.native.llvm_function import Function
+
 THREADED = 32_768
 """From this many items on a row is shared by several threads, where there are: torch does so too (GRAIN_SIZE)."""
+
+_HEAD = 3
+"""Slots of a row before those that its function gets."""
 
 POOL = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 """What the driver needs of the OpenMP library."""
@@ -91,84 +96,38 @@ done:
 }
 """
 
-_DRIVE = """
-declare void @llvm.x86.sse.stmxcsr(ptr)
-declare i64 @llvm.smin.i64(i64, i64)
+_UNUSUAL = 57_408  # bits of the processor's mode: it rounds otherwise, or takes tiny numbers for zeros
 
-define i32 @drive(ptr %table, i64 %rows, i64 %threads) {
-entry:
-  %flags = alloca i32
-  call void @llvm.x86.sse.stmxcsr(ptr %flags)
-  %mode = load i32, ptr %flags
-  %other = and i32 %mode, 57408
-  %unusual = icmp ne i32 %other, 0
-  br i1 %unusual, label %refused, label %check
 
-check:
-  %k = phi i64 [0, %entry], [%k1, %checked]
-  %row = phi ptr [%table, %entry], [%row1, %checked]
-  %ps = getelementptr i64, ptr %row, i64 1
-  %p = load i64, ptr %ps
-  %ss = getelementptr i64, ptr %row, i64 2
-  %s = load i64, ptr %ss
-  %ns = getelementptr i64, ptr %row, i64 3
-  %n = load i64, ptr %ns
-  %empty = icmp sle i64 %n, 0
-  br i1 %empty, label %checked, label %pointers
+def _drive_text() -> str:
+    out = Function("define i32 @drive(ptr %table, i64 %rows, i64 %threads)")
+    mode = out.memory("i32", 4)
+    out.line(f"call void @llvm.x86.sse.stmxcsr(ptr {mode})")
+    unusual = out.set(f"and i32 {out.load('i32', mode)}, {_UNUSUAL}")
+    out.leave(out.set(f"icmp ne i32 {unusual}, 0"), "i32 1")
+    place = out.variable("ptr", "%table")
 
-pointers:
-  %j = phi i64 [0, %check], [%j1, %more]
-  %all = icmp sge i64 %j, %p
-  br i1 %all, label %checked, label %more
+    def go_on(row: str) -> None:
+        behind = out.set(f"add i64 {out.slot(row, 2)}, {_HEAD}")
+        out.line(f"store ptr {out.element('i64', row, behind)}, ptr {place}, align 8")
 
-more:
-  %at = add i64 %j, 4
-  %as = getelementptr i64, ptr %row, i64 %at
-  %a = load i64, ptr %as
-  %null = icmp eq i64 %a, 0
-  %j1 = add i64 %j, 1
-  br i1 %null, label %refused, label %pointers
-
-checked:
-  %skip = add i64 %s, 3
-  %row1 = getelementptr i64, ptr %row, i64 %skip
-  %k1 = add i64 %k, 1
-  %checked_all = icmp sge i64 %k1, %rows
-  br i1 %checked_all, label %run, label %check
-
-run:
-  %r = phi i64 [0, %checked], [%r1, %ran]
-  %at_row = phi ptr [%table, %checked], [%next_row, %ran]
-  %f = load ptr, ptr %at_row
-  %zs = getelementptr i64, ptr %at_row, i64 2
-  %z = load i64, ptr %zs
-  %slots = getelementptr i64, ptr %at_row, i64 3
-  %items = load i64, ptr %slots
-  %many = icmp sge i64 %items, MANY
-  br i1 %many, label %sharing, label %whole
-
-whole:
-  call void %f(ptr %slots, i64 0, i64 %items)
-  br label %ran
-
-sharing:
-  call void @share(ptr %slots, ptr %f, i64 %items, i64 %threads)
-  br label %ran
-
-ran:
-  %step = add i64 %z, 3
-  %next_row = getelementptr i64, ptr %at_row, i64 %step
-  %r1 = add i64 %r, 1
-  %done = icmp sge i64 %r1, %rows
-  br i1 %done, label %finished, label %run
-
-finished:
-  ret i32 0
-
-refused:
-  ret i32 1
-}
-"""
+    with out.loop("0", "%rows"):
+        row = out.load("ptr", place)
+        with out.when(out.set(f"icmp sgt i64 {out.slot(row, _HEAD)}, 0")), out.loop("0", out.slot(row, 1)) as at:
+            pointer = out.load("i64", out.element("i64", row, out.set(f"add i64 {at}, {_HEAD + 1}")))
+            out.leave(out.set(f"icmp eq i64 {pointer}, 0"), "i32 1")
+        go_on(row)
+    out.line(f"store ptr %table, ptr {place}, align 8")
+    with out.loop("0", "%rows"):
+        row = out.load("ptr", place)
+        function, items, slots = out.slot(row, 0, "ptr"), out.slot(row, _HEAD), out.element("i64", row, str(_HEAD))
+        is_large = out.set(f"icmp sge i64 {items}, {THREADED}")
+        with out.when(out.set(f"xor i1 {is_large}, true")):
+            out.line(f"call void {function}(ptr {slots}, i64 0, i64 {items})")
+        with out.when(is_large):
+            out.line(f"call void @share(ptr {slots}, ptr {function}, i64 {items}, i64 %threads)")
+        go_on(row)
+    return "declare void @llvm.x86.sse.stmxcsr(ptr)\ndeclare i64 @llvm.smin.i64(i64, i64)\n" + out.finished("i32 0")
 
 
 def driver_text(has_pool: bool) -> str:
@@ -177,5 +136,6 @@ def driver_text(has_pool: bool) -> str:
     Nothing has run where the driver returns 1: a pointer is null (the tensor has no memory: it is fake, say), or the
     processor does not round as usual, or treats tiny numbers as zeros.
     """
-    text = (_SHARED if has_pool else _ALONE) + _DRIVE
-    return text.replace("MANY_LESS_ONE", str(THREADED - 1)).replace("MANY", str(THREADED))
+    text = _SHARED if has_pool else _ALONE
+    text = text.replace("MANY_LESS_ONE", str(THREADED - 1)).replace("MANY", str(THREADED))
+    return text + _drive_text()

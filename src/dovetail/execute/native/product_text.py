@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from functools import cache
 
+from dovetail.execute.native.llvm_function import Function
 from dovetail.execute.native.machine import function_of
 
 SYMBOLS = {"float": "sgemm_", "double": "dgemm_"}
@@ -27,71 +28,33 @@ def product_function(element: str, has_start: bool) -> int | None:
 
 def _text(name: str, element: str, has_start: bool) -> str:
     pointers = 4 if has_start else 3
-    out: list[str] = []
-
-    def slot(at: int) -> str:
-        out.append(f"  %s{at} = getelementptr i64, ptr %row, i64 {at}")
-        return f"%s{at}"
-
-    def loaded(at: int, kind: str = "i64") -> str:
-        out.append(f"  %v{at} = load {kind}, ptr {slot(at)}")
-        return f"%v{at}"
-
-    result, first, second = (loaded(at, "ptr") for at in (1, 2, 3))
-    told = [slot(pointers + 1 + at) for at in range(10)]
+    out = Function(f"define void @{name}(ptr %row, i64 %from, i64 %to)")
+    result, first, second = (out.slot("%row", at, "ptr") for at in (1, 2, 3))
+    told = [out.element("i64", "%row", str(pointers + 1 + at)) for at in range(10)]
     if has_start:
-        start = loaded(4, "ptr")
-        rows, columns, down, across = (loaded(15 + at) for at in range(4))
-        given = ", ".join([f"ptr {result}", f"ptr {start}", *(f"i64 {v}" for v in (rows, columns, down, across))])
-        out.append(f"  call void @{name}_copy({given})")
+        numbers = [out.slot("%row", 15 + at) for at in range(4)]
+        given = ", ".join([f"ptr {result}", f"ptr {out.slot('%row', 4, 'ptr')}", *(f"i64 {v}" for v in numbers)])
+        out.line(f"call void @{name}_copy({given})")
     turned, sizes, leading, (alpha, beta) = told[:2], told[2:5], told[5:8], told[8:]
     arguments = [*turned, *sizes, alpha, first, leading[0], second, leading[1], beta, result, leading[2]]
-    out.append(f"  call void @{SYMBOLS[element]}({', '.join(f'ptr {each}' for each in arguments)})")
-    text = f"declare void @{SYMBOLS[element]}({', '.join(['ptr'] * 13)})\n"
-    text += f"define void @{name}(ptr %row, i64 %from, i64 %to) {{\n" + "\n".join(out) + "\n  ret void\n}\n"
-    return text + (
-        _COPY.replace("NAME", name).replace("ELEMENT", element).replace("BYTES", str(_BYTES[element])) * has_start
-    )
+    out.line(f"call void @{SYMBOLS[element]}({', '.join(f'ptr {each}' for each in arguments)})")
+    declared = f"declare void @{SYMBOLS[element]}({', '.join(['ptr'] * 13)})\n"
+    return declared + out.finished() + (_copy_text(name, element) if has_start else "")
 
 
-_COPY = """
-declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
-
-define internal void @NAME_copy(ptr %into, ptr %start, i64 %rows, i64 %columns, i64 %down, i64 %across) {
-entry:
-  %bytes = mul i64 %columns, BYTES
-  %whole = icmp eq i64 %across, 1
-  br label %row
-
-row:
-  %r = phi i64 [0, %entry], [%r1, %next]
-  %behind = mul i64 %r, %columns
-  %to = getelementptr ELEMENT, ptr %into, i64 %behind
-  %offset = mul i64 %r, %down
-  %from = getelementptr ELEMENT, ptr %start, i64 %offset
-  br i1 %whole, label %at_once, label %single
-
-at_once:
-  call void @llvm.memcpy.p0.p0.i64(ptr %to, ptr %from, i64 %bytes, i1 false)
-  br label %next
-
-single:
-  %c = phi i64 [0, %row], [%c1, %single]
-  %step = mul i64 %c, %across
-  %p = getelementptr ELEMENT, ptr %from, i64 %step
-  %x = load ELEMENT, ptr %p
-  %q = getelementptr ELEMENT, ptr %to, i64 %c
-  store ELEMENT %x, ptr %q
-  %c1 = add i64 %c, 1
-  %last = icmp sge i64 %c1, %columns
-  br i1 %last, label %next, label %single
-
-next:
-  %r1 = add i64 %r, 1
-  %done = icmp sge i64 %r1, %rows
-  br i1 %done, label %end, label %row
-
-end:
-  ret void
-}
-"""
+def _copy_text(name: str, element: str) -> str:
+    """A copy of a matrix of any strides into one whose rows lie one after the other."""
+    given = "ptr %into, ptr %start, i64 %rows, i64 %columns, i64 %down, i64 %across"
+    out = Function(f"define internal void @{name}_copy({given})")
+    size = out.set(f"mul i64 %columns, {_BYTES[element]}")
+    is_whole = out.set("icmp eq i64 %across, 1")
+    is_apart = out.set(f"xor i1 {is_whole}, true")
+    with out.loop("0", "%rows") as row:
+        into = out.element(element, "%into", out.set(f"mul i64 {row}, %columns"))
+        start = out.element(element, "%start", out.set(f"mul i64 {row}, %down"))
+        with out.when(is_whole):
+            out.line(f"call void @llvm.memcpy.p0.p0.i64(ptr {into}, ptr {start}, i64 {size}, i1 false)")
+        with out.when(is_apart), out.loop("0", "%columns") as column:
+            value = out.load(element, out.element(element, start, out.set(f"mul i64 {column}, %across")))
+            out.line(f"store {element} {value}, ptr {out.element(element, into, column)}")
+    return "declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)\n" + out.finished()

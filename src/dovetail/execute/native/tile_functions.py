@@ -25,6 +25,7 @@ from functools import cache
 
 import torch
 
+from dovetail.execute.native.llvm_function import Function
 from dovetail.execute.native.loop import ROW
 
 _ACCURATE = 0x2 | 0x140000 | 0x100  # VML_HA, VML_FTZDAZ_OFF, VML_ERRMODE_IGNORE: as ATen calls them
@@ -52,57 +53,30 @@ def tile_function(name: str, element: str) -> TileFunction:
     """The function of a name, for elements that are float or double."""
     library, _, function = name.rpartition(" ")
     made = f"tile_{name.replace(' ', '_')}"
-    head = f"define internal void @{made}(i64 %count, i64 %rest, ptr %from, ptr %to) noinline {{"
+    out = Function(f"define internal void @{made}(i64 %count, i64 %rest, ptr %from, ptr %to) noinline")
+    letter = "f" if element == "float" else ""
     if library == "sleef":
-        return _of_sleef(function, element, made, head)
+        lanes = vector_bytes() // _SIZE[element]
+        is_there = torch.backends.cpu.get_cpu_capability() in _VECTOR_BYTES
+        symbol = f"Sleef_{function}{letter or 'd'}{lanes}_u10" if is_there else ""
+        return TileFunction(made, symbol, _called_for_each(out, symbol, element, lanes, "0"))
     if library == "libm":
-        symbol = function + ("f" if element == "float" else "")
-        text = _LOOP.format(head=head, symbol=symbol, kind=element, step=1, size=_SIZE[element], start="%tail")
-        return TileFunction(made, symbol, text)
+        start = out.set("call i64 @llvm.smax.i64(i64 %rest, i64 0)")
+        return TileFunction(made, function + letter, _called_for_each(out, function + letter, element, 1, start))
     symbol = f"vm{'s' if element == 'float' else 'd'}{function}"
-    return TileFunction(made, symbol, _OF_MKL.format(head=head, symbol=symbol, mode=_ACCURATE))
+    few = out.set("trunc i64 %count to i32")
+    out.line(f"call void @{symbol}(i32 {few}, ptr %from, ptr %to, i64 {_ACCURATE})")
+    return TileFunction(made, symbol, f"declare void @{symbol}(i32, ptr, ptr, i64)\n{out.finished()}")
 
 
-def _of_sleef(function: str, element: str, made: str, head: str) -> TileFunction:
-    lanes = vector_bytes() // _SIZE[element]
-    is_there = torch.backends.cpu.get_cpu_capability() in _VECTOR_BYTES
-    symbol = f"Sleef_{function}{'f' if element == 'float' else 'd'}{lanes}_u10" if is_there else ""
-    kind = f"<{lanes} x {element}>"
-    text = _LOOP.format(head=head, symbol=symbol, kind=kind, step=lanes, size=_SIZE[element], start="0")
-    return TileFunction(made, symbol, text.replace("getelementptr " + kind, "getelementptr " + element))
-
-
-_OF_MKL = """
-declare void @{symbol}(i32, ptr, ptr, i64)
-{head}
-  %few = trunc i64 %count to i32
-  call void @{symbol}(i32 %few, ptr %from, ptr %to, i64 {mode})
-  ret void
-}}
-"""
-
-_LOOP = """
-declare {kind} @{symbol}({kind})
-{head}
-entry:
-  %tail = call i64 @llvm.smax.i64(i64 %rest, i64 0)
-  br label %next
-next:
-  %i = phi i64 [{start}, %entry], [%more, %one]
-  %some = icmp slt i64 %i, %count
-  br i1 %some, label %one, label %done
-one:
-  %source = getelementptr {kind}, ptr %from, i64 %i
-  %value = load {kind}, ptr %source, align {size}
-  %result = call {kind} @{symbol}({kind} %value)
-  %target = getelementptr {kind}, ptr %to, i64 %i
-  store {kind} %result, ptr %target, align {size}
-  %more = add i64 %i, {step}
-  br label %next
-done:
-  ret void
-}}
-"""
+def _called_for_each(out: Function, symbol: str, element: str, lanes: int, start: str) -> str:
+    """A function that calls another one for some elements at once."""
+    kind, size = element if lanes == 1 else f"<{lanes} x {element}>", _SIZE[element]
+    with out.loop(start, "%count", str(lanes)) as at:
+        value = out.load(kind, out.element(element, "%from", at), size)
+        result = out.set(f"call {kind} @{symbol}({kind} {value})")
+        out.line(f"store {kind} {result}, ptr {out.element(element, '%to', at)}, align {size}")
+    return f"declare {kind} @{symbol}({kind})\n{out.finished()}"
 
 
 def repeat_name(how: str, kind: str) -> str:

@@ -1,0 +1,99 @@
+"""A function of LLVM's text as it grows: values, variables, counted loops and conditions.
+
+    out = Function("define void @zeros(ptr %to, i64 %count)")
+    with out.loop("0", "%count") as i:
+        out.line(f"store i64 0, ptr {out.element('i64', '%to', i)}")
+    out.finished()
+
+Variables lie in memory of the function's own; LLVM puts them in registers. Each value gets a name, which is returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Function:
+    """head: from `define` to the parameters, whose names are not numbers."""
+
+    def __init__(self, head: str) -> None:
+        self._head = head
+        self._entry: list[str] = []
+        self._lines: list[str] = []
+        self._count = 0
+
+    def line(self, text: str) -> None:
+        """An instruction without a result."""
+        self._lines.append(f"  {text}")
+
+    def set(self, text: str) -> str:
+        """An instruction with a result."""
+        name = f"%v{self._number()}"
+        self.line(f"{name} = {text}")
+        return name
+
+    def memory(self, kind: str, align: int = 8) -> str:
+        """Memory of the function's own, a pointer to it."""
+        name = f"%m{self._number()}"
+        self._entry.append(f"  {name} = alloca {kind}, align {align}")
+        return name
+
+    def variable(self, kind: str, value: str, align: int = 8) -> str:
+        """The same, with a value in it."""
+        made = self.memory(kind, align)
+        self.line(f"store {kind} {value}, ptr {made}, align {align}")
+        return made
+
+    def element(self, kind: str, start: str, index: str) -> str:
+        """The address of an element."""
+        return self.set(f"getelementptr {kind}, ptr {start}, i64 {index}")
+
+    def load(self, kind: str, pointer: str, align: int = 4) -> str:
+        """What is in memory."""
+        return self.set(f"load {kind}, ptr {pointer}, align {align}")
+
+    def slot(self, row: str, at: int, kind: str = "i64") -> str:
+        """What is in a slot of eight bytes of a row of the driver's table."""
+        return self.load(kind, self.element("i64", row, str(at)))
+
+    @contextmanager
+    def loop(self, start: str, end: str, step: str = "1") -> Iterator[str]:
+        """Lines for each number from one to before another one, if there are any."""
+        number = self._number()
+        counter = self.variable("i64", start)
+        self._label(f"next{number}")
+        at = self.load("i64", counter, 8)
+        self.line(f"br i1 {self.set(f'icmp slt i64 {at}, {end}')}, label %each{number}, label %after{number}")
+        self._lines.append(f"each{number}:")
+        yield at
+        self.line(f"store i64 {self.set(f'add i64 {at}, {step}')}, ptr {counter}, align 8")
+        self.line(f"br label %next{number}")
+        self._lines.append(f"after{number}:")
+
+    @contextmanager
+    def when(self, condition: str) -> Iterator[None]:
+        """Lines for where a truth value holds."""
+        number = self._number()
+        self.line(f"br i1 {condition}, label %then{number}, label %after{number}")
+        self._lines.append(f"then{number}:")
+        yield
+        self._label(f"after{number}")
+
+    def leave(self, condition: str, result: str) -> None:
+        """Return where a truth value holds. result: its type and the value."""
+        number = self._number()
+        self.line(f"br i1 {condition}, label %leave{number}, label %after{number}")
+        self._lines += [f"leave{number}:", f"  ret {result}", f"after{number}:"]
+
+    def finished(self, result: str = "void") -> str:
+        """The text of the function, which returns a result: its type and the value."""
+        return "\n".join([f"{self._head} {{", "entry:", *self._entry, *self._lines, f"  ret {result}", "}", ""])
+
+    def _label(self, name: str) -> None:
+        self.line(f"br label %{name}")
+        self._lines.append(f"{name}:")
+
+    def _number(self) -> int:
+        self._count += 1
+        return self._count
