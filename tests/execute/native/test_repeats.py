@@ -128,6 +128,19 @@ def test_one_loop_with_a_bias_and_a_factor_for_each_row(monkeypatch: pytest.Monk
     assert code.source.count("kernel") == 1
 
 
+def test_an_expanded_number_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient of a mean: one number for all elements, and no operand that has the result's memory layout."""
+    answers = calls_counted(monkeypatch)
+    draft = Segment()
+    gradient, x = draft.input(torch.randn(())), draft.input(torch.randn(4, 33))
+    shares = draft.call(aten.div.Scalar, draft.call(aten.expand.default, gradient, [4, 33]), 132)
+    program = draft.program([draft.call(aten.mul.Tensor, shares, x), *draft.inputs])
+    code = compiled(program)
+    assert outcome(code, draft.arguments()) == outcome(compiled(program, native=False), draft.arguments())
+    assert answers == [0]
+    assert "aten.expand" not in code.source.split("else:")[0]
+
+
 def test_eagers_last_elements_are_those_of_each_row() -> None:
     """Which of two zeros is the larger one depends on the place in a row, so such operands are left to eager."""
     draft = Segment()

@@ -241,6 +241,8 @@ class _Trial:
     def _eager(self, given: dict[str, Any], shape: tuple[int, ...]) -> torch.Tensor:
         """The operator's own result, a copy."""
         question = self.question
+        repeated = {name for name, kind in question.operands if kind in REPEATED}
+        given = {name: x.expand(shape) if name in repeated else x for name, x in given.items()}  # else too few elements
         operands = {**dict(question.others), **given}
         if question.into and question.into not in given:
             dtype = torch.bool if self.is_truth else question.dtype
