@@ -45,7 +45,7 @@ def with_later_reads(
                 last[value] = max(last[value], at)
     for node in restored:
         for value in node.results():
-            del last[value]
+            last.pop(value, None)
     found: dict[int, list[Value]] = {}
     for value, at in last.items():
         found.setdefault(at, []).append(value)

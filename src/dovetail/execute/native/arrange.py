@@ -36,14 +36,17 @@ class OpenRow:
 
     def relation(self, claim: RowClaim) -> int:
         """0: their order does not matter. 1: the row runs first, or runs the claim as well. 2: the row runs first."""
-        found = 0
+        found, fits = 0, self._fits(claim)
         for access in claim.accesses():
             meta = access.meta
             for other in self.touched.get(meta.storage, ()):
-                if not (access.is_written or other.is_written) or are_apart(meta, other.meta):
+                if not (access.is_written or other.is_written):
                     continue
-                is_same = meta.offset == other.meta.offset and meta.dtype == other.meta.dtype and self._fits(claim)
-                found = max(found, 1 if is_same and not (access.is_single or other.is_single) else _FIRST)
+                is_same = fits and meta.offset == other.meta.offset and meta.dtype == other.meta.dtype
+                if is_same and not (access.is_single or other.is_single):
+                    found = 1
+                elif is_same or not are_apart(meta, other.meta):
+                    return _FIRST
         return found
 
     def _fits(self, claim: RowClaim) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from dovetail.analysis.liveness import input_bytes, last_uses, storage_bytes
-from dovetail.execute.native.arrange import rows_of
+from dovetail.execute.native.arrange import OpenRow, rows_of
 from dovetail.execute.native.block import placed_in_block
 from dovetail.execute.native.driver import THREADED
 from dovetail.execute.native.kinds import claim_on, row_of
@@ -120,6 +120,7 @@ class _Memory:
         self.sizes = [self._sizes(dict.fromkeys(symbols, size)) for size in (_SIZES if symbols else _SIZES[:1])]
         self.loads = [self._loads(sizes) for sizes in self.sizes]
         self.unmade = Unmade()
+        self.rows: dict[tuple[Node, int], list[OpenRow]] = {}
 
     def _sizes(self, hints: Mapping[str, int]) -> dict[int, int]:
         return {**storage_bytes(self.program, hints), **input_bytes(self.program, hints)}
@@ -148,7 +149,7 @@ class _Memory:
         first, last = run.first, self.numbers[claims[-1].node]
         before = tuple(node for node in run.before if self.numbers[node] < last)
         views = [node for node in run.views if first <= self.numbers[node] < last]
-        rows = rows_of(claims)
+        rows = self._rows_of(claims)
         new = {claim.result.tensor.storage for claim in claims if claim.into is None}
         unread = set[int]()  # what the run writes there is read by one loop of it only
         for row in rows:
@@ -181,6 +182,13 @@ class _Memory:
             self.unmade.before(run_nodes),
             tuple(self.unmade.reads(dict(enumerate(run_nodes, first))).items()),
         )
+
+    def _rows_of(self, claims: list[RowClaim]) -> list[OpenRow]:
+        """The rows of claims that stand together, found once."""
+        key = (claims[0].node, len(claims))
+        if key not in self.rows:
+            self.rows[key] = rows_of(claims)
+        return self.rows[key]
 
     def _is_read_after(self, value: Value, last: int) -> bool:
         is_read = value in self.returned_values or self.last_use.get(value, -1) > last
