@@ -79,7 +79,7 @@ def test_optimizers(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPat
         assert torch.equal(eager.step(x, y), step(x, y))
         for a, b in zip(eager.state(), native.state(), strict=True):
             assert _equal(a, b)
-    assert len(answers) >= 5
+    assert len(answers) >= 3, "calls that were captured before"
     assert set(answers) == {0}
 
 
