@@ -2,20 +2,24 @@
 
     python examples/train_on_ranks.py
     torchrun --nproc-per-node 2 examples/train_on_ranks.py
+    torchrun --nproc-per-node 2 examples/train_on_ranks.py --shard
 
-Each process has its own batches and its own dropout; DistributedDataParallel averages the gradients. Nothing is
-downloaded, and it takes a few seconds.
+Each process has its own batches and its own dropout; DistributedDataParallel averages the gradients. With --shard each
+process holds a part of every weight instead (fully_shard). Nothing is downloaded, and it takes a few seconds.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import dovetail
@@ -27,7 +31,9 @@ def make() -> tuple[nn.Module, Callable[[torch.Tensor, torch.Tensor], torch.Tens
     """A model, and a step that trains it."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(8, 64), nn.BatchNorm1d(64), nn.GELU(), nn.Dropout(0.1), nn.Linear(64, 1))
-    model = DistributedDataParallel(net)
+    model: nn.Module = DistributedDataParallel(net) if "--shard" not in sys.argv else net
+    if model is net:
+        fully_shard(net)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 
     def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -54,6 +60,11 @@ def train(step: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], rank: int)
     return losses
 
 
+def whole_weights(model: nn.Module) -> list[torch.Tensor]:
+    """All weights, whole."""
+    return [w.full_tensor() if isinstance(w, DTensor) else w for w in model.parameters()]
+
+
 def main() -> None:
     """Train both ways."""
     if "RANK" in os.environ:  # of torchrun
@@ -67,7 +78,8 @@ def main() -> None:
     other_model, other_step = make()
     compiled = dovetail.compile_step(other_step)
     compiled_losses = train(compiled, rank)
-    same = losses == compiled_losses and all(map(torch.equal, model.parameters(), other_model.parameters()))
+    weights, other_weights = (whole_weights(x) for x in (model, other_model))
+    same = losses == compiled_losses and all(map(torch.equal, weights, other_weights))
     if rank == 0:
         print(f"ranks: {dist.get_world_size()}; loss {losses[0]:.3f} -> {losses[-1]:.3f}")
         print(f"dovetail, compared with eager mode: {'the same, bit by bit' if same else 'different'}")

@@ -107,13 +107,17 @@ _KINDS: dict[str, dict[str, Any]] = {
     "kept": {"reshard_after_forward": False},
     "clipped, checkpointed": {"clips": True, "checkpoints": True},
     "frozen": {"freezes": True},
+    "alone": {},
     "mixed precision": {"mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32)},
 }
 
 
 def _agrees(rank: int, kind: str) -> int:
     warnings.simplefilter("ignore")
-    return compare(lambda: _made(**_KINDS[kind]), _batches(rank, 3), seed=rank).eager_calls
+    options = dict(_KINDS[kind])
+    if kind == "alone":  # each rank is a group of its own
+        options["mesh"] = init_device_mesh("cpu", (2, 1), mesh_dim_names=("others", "own"))["own"]
+    return compare(lambda: _made(**options), _batches(rank, 3), seed=rank).eager_calls
 
 
 @pytest.mark.parametrize("kind", _KINDS)

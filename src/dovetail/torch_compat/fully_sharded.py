@@ -73,7 +73,6 @@ def unsupported(state: Any) -> tuple[str, str] | None:
             ("asynchronous gathering (unshard_async_op)", group.unshard_async_op, "leave it out"),
             ("resharding to a smaller mesh", group._use_post_forward_mesh, "reshard_after_forward=True or False"),
             ("a device other than the CPU", group.device.type != "cpu", "only modules on the CPU were tested"),
-            ("a group of one rank", group._all_gather_process_group.size() == 1, "a process group of more ranks"),
             (
                 "parameters with own ways to be gathered",
                 any(hasattr(p.sharded_param._local_tensor, "fsdp_pre_all_gather") for p in group.fsdp_params),
@@ -197,6 +196,7 @@ def _memory_kept() -> Iterator[None]:
         (param, "free_storage", _nothing),
         (group, "alloc_storage", _nothing),
         (collectives, "_get_param_all_gather_inputs", lambda parameters: [[_shard_of(x)] for x in parameters]),
+        (param.FSDPParam, "all_gather_inputs", lambda parameter: [_shard_of(parameter)]),
     ]
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in places]
     thread = threading.get_ident()
@@ -208,7 +208,8 @@ def _memory_kept() -> Iterator[None]:
         return call
 
     for (owner, name, other), (_, _, usual) in zip(places, before, strict=True):
-        setattr(owner, name, of_thread(other, usual))
+        is_property = isinstance(usual, property)
+        setattr(owner, name, property(of_thread(other, usual.fget)) if is_property else of_thread(other, usual))
     try:
         yield
     finally:

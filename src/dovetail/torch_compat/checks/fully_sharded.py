@@ -86,10 +86,13 @@ def check_process_groups_of() -> str | None:
 
 
 def check_unsupported() -> str | None:
-    """A group of one rank is named, and nothing else of a plain module."""
+    """Nothing of a plain module is named, and gathering that is not waited for is."""
+    found = []
     with _module() as module:
-        found = None if module is None else fully_sharded.unsupported(_state(module))
-    return first_difference(("asked", "a group of one rank" if found is None else found[0], "a group of one rank"))
+        for is_asked in (False, True) if module is not None else ():
+            module._set_unshard_async_op(is_asked)
+            found.append(fully_sharded.unsupported(_state(module)) is not None)
+    return first_difference(("named", found, [False, True][: len(found)]))
 
 
 def check_asks_settings() -> str | None:
