@@ -41,7 +41,8 @@ def is_prepared(state: Any) -> bool:
 
 def groups_of(state: Any) -> list[Any]:
     """The groups of parameters that are gathered together. Each has `fsdp_params`."""
-    return list(state._fsdp_param_groups)
+    groups = getattr(state, "_fsdp_param_groups", None)  # torch 2.11 has one at most
+    return [group for group in ([state._fsdp_param_group] if groups is None else groups) if group is not None]
 
 
 def process_groups_of(state: Any) -> list[Any]:
@@ -119,7 +120,8 @@ def in_use(state: Any) -> bool:
     if state._training_state.name != "IDLE" or state._modules_to_run_forward:
         return True
     context = state._comm_ctx
-    if context.all_gather_state is not None or context.reduce_scatter_states or context.post_forward_order:
+    reduced = getattr(context, "reduce_scatter_states", None) or getattr(context, "reduce_scatter_state", None)
+    if context.all_gather_state is not None or reduced or context.post_forward_order:
         return True
     return any(_is_in_use(group) for group in groups_of(state))
 
