@@ -33,8 +33,10 @@ def kernels_for_plain_numbers() -> Iterator[None]:
     if SHAPES not in sys.modules:
         sys.modules.update((module.__name__, module) for module in STAND_INS.values())
         for function in importing_functions():
-            changed.append((function, function.__code__))
-            function.__code__ = _importing_stand_ins(function.__code__)
+            code = function.__code__
+            if _imports(code):  # else another thread is in here
+                changed.append((function, code))
+                function.__code__ = _importing_stand_ins(code)
     try:
         yield
     finally:

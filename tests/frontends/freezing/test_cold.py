@@ -44,6 +44,14 @@ for path, arguments, result in zip(*[iter(sys.argv[1:])] * 3):
     seen.append(sorted(set(sys.modules) - before))
 print(json.dumps([names, *seen]))
 
+from dovetail.torch_compat.plain_numbers import importing_functions, kernels_for_plain_numbers
+codes = [f.__code__ for f in importing_functions()]
+one, other = kernels_for_plain_numbers(), kernels_for_plain_numbers()
+one.__enter__(), other.__enter__()
+assert [f.__code__ for f in importing_functions()] != codes
+one.__exit__(None, None, None), other.__exit__(None, None, None)
+assert [f.__code__ for f in importing_functions()] == codes  # two threads that load leave nothing behind
+
 from dovetail import *
 assert compile is dovetail.compile and dovetail.memory.__name__ == "dovetail.memory"
 assert freeze.__module__ == "dovetail.frontends.freezing.freeze"
