@@ -55,6 +55,7 @@ from dovetail.ir.text import identifier
 from dovetail.passes.collection import collection_paused
 from dovetail.pipeline.options import Options
 from dovetail.reach.changes import ReadChange
+from dovetail.reach.guard import PythonGuard
 from dovetail.reach.stand_ins import StandIns
 from dovetail.reach.watcher import Watcher
 from dovetail.torch_compat.collectives import default_group, reductions_noted
@@ -208,9 +209,7 @@ class StepCapture:
             writes = list(left.numbers(recording, trees))
             hosts.settle(trees)
             left.make(trees)  # last: what comes before is numbered as in a recording that makes nothing
-        for item in self._reachable.late:
-            self._ask_before_runs(_giving(item))
-        reads = self._watcher.guard(self._compared(), self._not_guarded)
+        reads = self._guard()
         self._draws.check()
         programs = recording.programs(name, keep_gradients=self._options.keep_grads)
         used = map(recording.value_of_number, programs.numbers)
@@ -327,6 +326,12 @@ class StepCapture:
             recording.recorder.parallel.check()
         for refusal in outside.refusals:
             raise refusal
+
+    def _guard(self) -> PythonGuard:
+        """What compares what the code read besides the reachable state."""
+        for item in self._reachable.late:
+            self._ask_before_runs(_giving(item))
+        return self._watcher.guard(self._compared(), self._not_guarded)
 
     def _ask_before_runs(self, question: Callable[[], Any]) -> None:
         """A question whose answer is to be the same object before each run."""
