@@ -57,6 +57,7 @@ from dovetail.ops.views import replayed_args, view_node
 from dovetail.ops.writing_forms import Part
 from dovetail.passes.collection import collection_paused
 from dovetail.passes.inplace_report import InplaceReport, report_of
+from dovetail.passes.written_inputs import read_written_inputs
 from dovetail.torch_compat.dispatch import Overload
 
 aten = torch.ops.aten
@@ -143,8 +144,8 @@ _A_SIZE = 64  # for sizes that are not known
 
 @collection_paused()
 def apply_plan(plan: InplacePlan) -> Program:
-    """The program that a plan describes."""
-    return _Rewriter(plan).run() if plan.actions else plan.program
+    """The program that a plan describes; what was copied into an input is read there."""
+    return read_written_inputs(_Rewriter(plan).run() if plan.actions else plan.program)
 
 
 class _Rewriter:
