@@ -18,14 +18,14 @@ def check_views_of_zero_fakes() -> str | None:
         outside = real.view(12)
         with mode:
             zeros = torch._efficientzerotensor((4, 3), device="cpu")
-            found = [zeros.view(12), zeros.reshape(3, 4), zeros.as_strided((2, 3), (3, 1)), zeros.t()]
+            found = [zeros.view(12), zeros.reshape(3, 4), zeros.as_strided((2, 3), (3, 1))]
             product = zeros.view(12) * torch.ones(12, device="cpu")
     again = real.view(2, 6)
     return first_difference(
-        ("the claim that views are fakes", [fakes.is_fake(x) for x in found], [True] * 4),
+        ("the claim that views are fakes", [fakes.is_fake(x) for x in found], [True] * 3),
         ("their devices", {x.device.type for x in found}, {"cpu"}),
-        ("their shapes", [tuple(x.shape) for x in found], [(12,), (3, 4), (2, 3), (3, 4)]),
-        ("the claim that they are zeros", [x._is_zerotensor() for x in (*found, product, outside)], [True] * 6),
+        ("their shapes", [tuple(x.shape) for x in found], [(12,), (3, 4), (2, 3)]),
+        ("the claim that they are zeros", [x._is_zerotensor() for x in (*found, product, outside)], [True] * 5),
         ("numbers of another view", outside.clone().tolist(), [0.0] * 12),
         ("a view afterwards", (tuple(again.shape), again._is_zerotensor()), ((2, 6), True)),
     )

@@ -1,0 +1,32 @@
+"""Checks of `torch_compat.copies`."""
+
+from __future__ import annotations
+
+import torch
+
+from dovetail.torch_compat import copies, fakes
+from dovetail.torch_compat.checks.difference import first_difference
+
+
+def check_copied_fake() -> str | None:
+    """A copy has the mode of the fake, not a copy of it, and attributes, gradients and shared memory like it."""
+    mode = fakes.new_fake_mode()
+    with mode:
+        weight = torch.nn.Parameter(torch.empty(4, 3, device="cpu"))
+        weight.grad = torch.empty(4, 3, device="cpu")
+        weight.note = ["of the user"]
+        tied, gaps = weight.detach()[1:], torch.empty(6, 4, device="cpu")[:, :2]
+        memo: dict[object, object] = {}
+        made, again = copies.copied_fake(weight, memo), copies.copied_fake(tied, memo)
+        wide = copies.copied_fake(gaps, {})
+    return first_difference(
+        ("the modes", [fakes.mode_of(x) is mode for x in (made, again, wide)], [True] * 3),
+        ("whether it is a parameter", isinstance(made, torch.nn.Parameter), True),
+        ("an attribute", getattr(made, "note", None), ["of the user"]),
+        ("the claim that there is a gradient of its own", made.grad is None or made.grad is weight.grad, False),
+        ("the claim that memory is shared", again._base is None, False),
+        ("strides with gaps", wide.stride(), (4, 1)),
+    )
+
+
+CHECKS = (check_copied_fake,)
