@@ -311,7 +311,7 @@ class HostCalls:
                     what="calls a scheduler between two uses of what it changes",
                     why="a scheduler is called before the program or after it: not with what the program computes, nor "
                     "between two writes, two reads of a tensor, or after other functions that may read the numbers",
-                    hint="read what it changes after the step, or step the scheduler outside of it",
+                    hint="read what it changes after the step, or step the scheduler outside",
                     origin=call.origin,
                 )
             found.append(replace(call, before=before))
