@@ -1,4 +1,4 @@
-"""`copy.deepcopy` of tensors and modules in compiled code: as in eager mode, and without copies of what fakes hold."""
+"""Copies of tensors and modules in compiled code: as in eager mode, and without copies of what fakes hold."""
 
 from __future__ import annotations
 
@@ -71,6 +71,20 @@ def test_a_part_of_a_tensor_with_its_strides() -> None:
     found = dovetail.compile(f)(x)
     assert torch.equal(found, f(x))
     assert found.stride() == f(x).stride()
+
+
+def test_a_shallow_copy_lies_in_the_same_memory() -> None:
+    weight = nn.Parameter(torch.ones(3))
+
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        alias, made = copy.copy(x), copy.copy(weight)
+        with torch.no_grad():
+            alias.add_(1)
+        (grad,) = torch.autograd.grad((made * x).sum(), made)
+        return x * 2, grad
+
+    expected, ours = f(torch.ones(3)), dovetail.compile(f)(torch.ones(3))
+    assert all(map(torch.equal, ours, expected))
 
 
 def test_modes_of_fakes_are_not_copied() -> None:

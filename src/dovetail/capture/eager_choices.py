@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from dovetail.capture.places import without_modes_asked
 from dovetail.capture.symbolic_forms import has_symbols, symbolic_form
 from dovetail.torch_compat.autograd import transform_is_active
-from dovetail.torch_compat.copies import copied_fake
+from dovetail.torch_compat.copies import copied_fake, shared_fake
 from dovetail.torch_compat.fakes import is_fake
 from dovetail.torch_compat.modes import unnoticed_mode
 from dovetail.torch_compat.resampling import RESAMPLING
@@ -57,6 +57,8 @@ class _EagerChoices(TorchFunctionMode):
         keywords = kwargs or {}
         if func is _Tensor.__deepcopy__ and is_fake(args[0]):
             return copied_fake(*args)
+        if func is _Tensor.__reduce_ex__ and is_fake(args[0]):  # asked by `copy.copy`; pickling is refused before
+            return shared_fake, (args[0],)
         if (func in _OF_VALUES or (func in _SVD and not _wants_vectors(args, keywords))) and not transform_is_active():
             with WithoutVectors():
                 return func(*args, **keywords)

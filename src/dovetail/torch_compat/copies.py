@@ -1,7 +1,8 @@
-"""Copies of fakes by `copy.deepcopy`, without what makes them fakes.
+"""Copies of fakes by `copy.deepcopy` and `copy.copy`, without what makes them fakes.
 
-Torch copies the attributes of a tensor as well, and so the mode of a fake, with weak references to memory that are
-counted once and let go twice: the process ends some time later. Source: `torch.Tensor.__deepcopy__`.
+Torch's deep copies have copies of the attributes of a tensor, and so of the mode of a fake, with weak references to
+memory that are counted once and let go twice: the process ends some time later. Source: `torch.Tensor.__deepcopy__`,
+`torch.Tensor.__reduce_ex__`.
 """
 
 from __future__ import annotations
@@ -38,6 +39,14 @@ def copied_fake(fake: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:
         made.grad = copied_fake(fake.grad, memo)
     own = _own_attributes()
     vars(made).update({k: copy.deepcopy(v, memo) for k, v in vars(fake).items() if k not in own})
+    return made
+
+
+def shared_fake(fake: torch.Tensor) -> torch.Tensor:
+    """What `copy.copy` gives for a fake: a leaf in the same memory."""
+    made = fake.detach().requires_grad_(fake.requires_grad)
+    own = _own_attributes()
+    vars(made).update({name: value for name, value in vars(fake).items() if name not in own})
     return made
 
 

@@ -6,6 +6,7 @@ import torch
 
 from dovetail.torch_compat import copies, fakes
 from dovetail.torch_compat.checks.difference import first_difference
+from dovetail.torch_compat.dispatch import storage_key
 
 
 def check_copied_fake() -> str | None:
@@ -29,4 +30,16 @@ def check_copied_fake() -> str | None:
     )
 
 
-CHECKS = (check_copied_fake,)
+def check_shared_fake() -> str | None:
+    """It lies in the memory of the fake, and takes gradients of its own."""
+    with fakes.new_fake_mode():
+        weight = torch.nn.Parameter(torch.empty(4, 3, device="cpu"))
+        made = copies.shared_fake(weight)
+    return first_difference(
+        ("whether it is a parameter", isinstance(made, torch.nn.Parameter), True),
+        ("whether it takes gradients, as a leaf", (made.requires_grad, made.is_leaf), (True, True)),
+        ("whether memory is shared", storage_key(made) == storage_key(weight), True),
+    )
+
+
+CHECKS = (check_copied_fake, check_shared_fake)
