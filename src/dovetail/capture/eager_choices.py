@@ -4,6 +4,8 @@
 is wanted, and LAPACK then takes another way, which rounds otherwise; but of a watched tensor it takes for granted that
 vectors may be wanted. So while such a function runs, decompositions are recorded as eager mode runs them.
 
+*Copies*: those that `copy` makes of a watched tensor are made by `torch_compat.copies`.
+
 *Sizes*: C++ computes the size of a resampled image from plain numbers, so that symbolic sizes would be fixed. Here the
 operator is called for a size that is computed in Python. `symbolic_forms` has other functions.
 
@@ -12,8 +14,11 @@ Source: `_may_require_fw_or_bw_grad` (BatchLinearAlgebra.cpp) and `compute_outpu
 
 from __future__ import annotations
 
+import copy
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
@@ -22,6 +27,7 @@ from torch.overrides import TorchFunctionMode
 
 from dovetail.capture.places import without_modes_asked
 from dovetail.capture.symbolic_forms import has_symbols, symbolic_form
+from dovetail.ir.provenance import is_library_file
 from dovetail.torch_compat.autograd import transform_is_active
 from dovetail.torch_compat.copies import copied_fake, shared_fake
 from dovetail.torch_compat.fakes import is_fake
@@ -57,7 +63,7 @@ class _EagerChoices(TorchFunctionMode):
         keywords = kwargs or {}
         if func is _Tensor.__deepcopy__ and is_fake(args[0]):
             return copied_fake(*args)
-        if func is _Tensor.__reduce_ex__ and is_fake(args[0]):  # asked by `copy.copy`; pickling is refused before
+        if func is _Tensor.__reduce_ex__ and is_fake(args[0]) and _is_copying(sys._getframe(1)):
             return shared_fake, (args[0],)
         if (func in _OF_VALUES or (func in _SVD and not _wants_vectors(args, keywords))) and not transform_is_active():
             with WithoutVectors():
@@ -74,6 +80,13 @@ class _EagerChoices(TorchFunctionMode):
         if form is not None:
             return form(*args, **keywords)
         return func(*args, **keywords)
+
+
+def _is_copying(frame: FrameType | None) -> bool:
+    """Whether `copy.copy` asks, through torch, and not `pickle`."""
+    while frame is not None and is_library_file(frame.f_code.co_filename) and frame.f_code.co_filename != copy.__file__:
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename == copy.__file__
 
 
 def _wants_vectors(args: Sequence[Any], keywords: Mapping[str, Any]) -> bool:
