@@ -177,9 +177,9 @@ class StepCapture:
         recording = self._new_recording(tensors, numbers, hints, assume_cleared)
         optimizers = [optimizer for _, optimizer in self._reachable.optimizers]
         schedulers = [scheduler for _, scheduler in self._reachable.schedulers]
-        hosts = HostCalls(recording, schedulers, optimizers, is_noting_hooks=calls_hooks)
+        late = self._numbers_before(recording)
+        hosts = HostCalls(recording, schedulers, optimizers, late, is_noting_hooks=calls_hooks)
         hosts.look_at = recording.look_at = self._write_only.look_at
-        late = hosts.late = self._numbers_before(recording)
         texts = recording.recorder.texts
         texts.formats_at, self._watcher.on_frame = percent_formats, texts.follow
         texts.asks_whole_numbers = self.asks_texts

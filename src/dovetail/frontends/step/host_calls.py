@@ -112,17 +112,18 @@ class HostCalls:
         self,
         recording: StepRecording,
         schedulers: Sequence[Any],
-        optimizers: Sequence[torch.optim.Optimizer] = (),
+        optimizers: Sequence[torch.optim.Optimizer],
+        late: LateNumbers,
         *,
         is_noting_hooks: bool = False,
     ) -> None:
-        """look_at, late, to be set: gets arguments of calls; numbers that schedulers change.
+        """late: numbers that schedulers change. look_at, to be set: gets arguments of calls.
 
         is_noting_hooks: hooks of optimizers are host calls; else they are recorded like the rest of the step."""
         self.calls: list[HostCall] = []
         self.calls_search = False
         self.look_at: Callable[[Sequence[Any]], None] = lambda _: None
-        self.late: LateNumbers | None = None
+        self._late = late
         self._optimizers = optimizers
         self._is_noting_hooks = is_noting_hooks
         self._thread = threading.get_ident()
@@ -226,8 +227,7 @@ class HostCalls:
 
         def call(*args: Any, **kwargs: Any) -> None:
             self.note(step, args, kwargs, scheduler)
-            if self.late is not None:
-                self.late.read_after(scheduler, len(self.calls) - 1)
+            self._late.read_after(scheduler, len(self.calls) - 1)
 
         return call
 
@@ -242,7 +242,7 @@ class HostCalls:
 
     def _read(self, scheduler: Any, name: str) -> Any:
         """The step asks a scheduler for something. Raises: UnsupportedStep, also when the step swallows it."""
-        rates = self.late.last_rates(scheduler) if self.late is not None and name in _RATES else None
+        rates = self._late.last_rates(scheduler) if name in _RATES else None
         if rates is not None:
             return rates
         error = UnsupportedStep(
@@ -290,7 +290,7 @@ class HostCalls:
         neither is what eager does.
         """
         found = []
-        nodes, first = self._recording.recorder.nodes, 0 if self.late is None else self.late.wanted(used)
+        nodes, first = self._recording.recorder.nodes, self._late.wanted(used)
         for number, call in enumerate(self.calls):
             if call.is_hook and any(map(self._recording.writes_state, nodes[call.position :])):
                 raise UnsupportedStep(
@@ -319,7 +319,7 @@ class HostCalls:
 
     def _may_be_first(self, number: int, call: HostCall) -> bool:
         """Whether a scheduler's call, by its number, can be made before the program."""
-        is_written = self.late is not None and number in self.late.written
+        is_written = number in self._late.written
         reads = any(x.is_hook or x.is_users for x in self.calls[:number])
         return not (is_written or reads) and all(isinstance(x, FromConstant) for x in call.arguments)
 

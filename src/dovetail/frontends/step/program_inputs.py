@@ -110,7 +110,7 @@ def number_label(number: int, slots: Sequence[NumberSlot], leaves: Collection[in
     if number < len(slots):
         return slots[number].label
     late = number - len(slots)
-    return f"argument {sorted(leaves)[late]}" if late < len(leaves) else f"drawn number {late - len(leaves)}"
+    return f"argument {sorted(leaves)[late]}" if late < len(leaves) else f"drawn or late number {late - len(leaves)}"
 
 
 def changing(
