@@ -66,7 +66,8 @@ aten = torch.ops.aten
 _KEPT = 6  # programs
 
 
-def _itself(program: Program) -> Program:
+def itself(program: Program) -> Program:
+    """The program: what becomes of one where nothing does."""
     return program
 
 
@@ -102,11 +103,11 @@ class PlanMemory:
         self,
         donated: Collection[int] = (),
         need_of: Callable[[Node], Need] | None = None,
-        around: Callable[[Program], Program] | None = None,
+        around: Callable[[Program], Program] = itself,
     ) -> None:
         self.donated = tuple(donated)
         self.need_of = need_of
-        self.around = around or _itself
+        self.around = around
         self._known: OrderedDict[int, tuple[Program, InplacePlan, Program]] = OrderedDict()
 
     def in_place(self, program: Program) -> tuple[InplacePlan, Program]:

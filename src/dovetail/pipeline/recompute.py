@@ -21,7 +21,7 @@ from dovetail.partition.whole.choose import Ladder
 from dovetail.partition.whole.problem import File, WholeProblem, build_whole_problem
 from dovetail.partition.whole.schedule import Move, Schedule, Way
 from dovetail.passes.collection import collection_paused
-from dovetail.passes.inplace import PlanMemory, apply_plan, choose_plan
+from dovetail.passes.inplace import PlanMemory, apply_plan, choose_plan, itself
 from dovetail.pipeline.held import STEP, Held
 from dovetail.pipeline.memory_limit import MemoryLimit, readable
 
@@ -73,10 +73,6 @@ _ALL = Policy(recompute="all")
 _HALVINGS = 3  # of the ladder, for a curve
 
 
-def _itself(program: Program) -> Program:
-    return program
-
-
 @collection_paused()
 def recompute(  # noqa: PLR0913 (each is known where a program is weighed)
     program: Program,
@@ -87,8 +83,8 @@ def recompute(  # noqa: PLR0913 (each is known where a program is weighed)
     policy: Policy = _ALL,
     held: Held = STEP,
     *,
-    before: Callable[[Program], Program] = _itself,
-    around: Callable[[Program], Program] = _itself,
+    before: Callable[[Program], Program] = itself,
+    around: Callable[[Program], Program] = itself,
     needs: Needs | None = None,
     file: File | None = None,
 ) -> tuple[Program, RecomputeReport]:
@@ -186,7 +182,7 @@ class StepPlans:
     @cached_property
     def _search(self) -> _Search:
         program, hints, policy, needs = self._given
-        return _Search(program, hints, PlanMemory(), policy, STEP, _itself, _itself, needs, self._file)
+        return _Search(program, hints, PlanMemory(), policy, STEP, itself, itself, needs, self._file)
 
     @cached_property
     def _ladder(self) -> Ladder:
