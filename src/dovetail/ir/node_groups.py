@@ -46,10 +46,7 @@ def with_later_reads(
     for node in restored:
         for value in node.results():
             last.pop(value, None)
-    found: dict[int, list[Value]] = {}
-    for value, at in last.items():
-        found.setdefault(at, []).append(value)
-    return {at: tuple(values) for at, values in found.items()}
+    return _by_node(last)
 
 
 def forgotten_within(program: Program, group: NodeGroup, restored: Collection[Node]) -> dict[int, tuple[Value, ...]]:
@@ -60,6 +57,11 @@ def forgotten_within(program: Program, group: NodeGroup, restored: Collection[No
         if node in restored:
             last.update(dict.fromkeys(node.results(), at))
         last.update({value: at for value in node.operands() if value in last})
+    return _by_node(last)
+
+
+def _by_node(last: Mapping[Value, int]) -> dict[int, tuple[Value, ...]]:
+    """The values, by the number of the last node that reads them."""
     found: dict[int, list[Value]] = {}
     for value, at in last.items():
         found.setdefault(at, []).append(value)
