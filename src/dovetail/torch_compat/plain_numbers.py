@@ -116,8 +116,9 @@ def _are_sizes(operand: object) -> bool:
 def _same(a: Any, b: Any) -> bool:
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
         return len(a) == len(b) and all(map(_same, a, b))
-    assert isinstance(a, int) and isinstance(b, int), f"unexpected sym_eq between {type(a)} {type(b)}"
-    return a == b
+    if isinstance(a, int) and isinstance(b, int):
+        return a == b
+    raise AssertionError(f"a size and several sizes are compared: {a!r}, {b!r}")  # of the class that torch raises
 
 
 def _answering(name: str, takes: Callable[[object], bool], answer: Callable[..., Any]) -> Callable[..., Any]:
