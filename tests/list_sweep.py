@@ -35,6 +35,8 @@ LISTS = (
     "tests/differential/test_inplace_programs.py",
     "tests/differential/test_operators.py",
     "tests/differential/test_random_programs.py",
+    "tests/distributed/test_faults.py",
+    "tests/distributed/test_gradient_options.py",
     "tests/distributed/test_random_programs.py",
     "tests/examples/test_demo.py",
     "tests/execute/native/test_clusters.py",

@@ -210,12 +210,13 @@ def test_buckets_are_those_of_the_reducer(two_ranks: Ranks) -> None:
         assert len(sizes) > 1
 
 
-def _without_a_gradient(rank: int) -> tuple[str, ...]:
+def _refused(rank: int) -> tuple[str, ...]:
     """Refused by name, before anything is sent."""
     warnings.simplefilter("ignore")
     found = []
-    for options in ({"find_unused_parameters": True}, {"gradient_as_bucket_view": True}):
-        made = _made(_mlp, "sgd", **options)
+    for attribute, held in (("_delay_all_reduce_params", [None]), ("batched_grad_copy", True)):
+        made = _made(_mlp, "sgd")
+        setattr(made.model, attribute, held)
         compiled = dovetail.compile_step(made.step)
         text = ""
         for batch in _batches(rank, _mlp, 3):
@@ -228,9 +229,9 @@ def _without_a_gradient(rank: int) -> tuple[str, ...]:
 
 
 def test_what_is_not_supported_is_refused_by_name(two_ranks: Ranks) -> None:
-    for unused, views in two_ranks(_without_a_gradient):
-        assert all(part in unused for part in ("DT-DIST-001", "find_unused_parameters=True", "test_data_parallel"))
-        assert "gradient_as_bucket_view=True" in views
+    for later, copied in two_ranks(_refused):
+        assert all(part in later for part in ("DT-DIST-001", "gradients that are reduced later", "test_data_parallel"))
+        assert "batched_grad_copy=True" in copied
 
 
 def _another_batch(rank: int) -> int:

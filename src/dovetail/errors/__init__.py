@@ -27,6 +27,7 @@ from dovetail.errors.constants import FoldedOtherwise as FoldedOtherwise
 from dovetail.errors.distributed import CollectiveFailed as CollectiveFailed
 from dovetail.errors.distributed import CollectivesDiffer as CollectivesDiffer
 from dovetail.errors.distributed import ModuleToPrepare as ModuleToPrepare
+from dovetail.errors.distributed import RankFailed as RankFailed
 from dovetail.errors.distributed import UnsupportedDistributed as UnsupportedDistributed
 from dovetail.errors.donation import BadDonation as BadDonation
 from dovetail.errors.donation import UnusableDonation as UnusableDonation

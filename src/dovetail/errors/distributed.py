@@ -35,6 +35,16 @@ class CollectiveFailed(DovetailError):
     rows = ("origin",)
 
 
+class RankFailed(DovetailError):
+    """A rank has raised, and lives on, while others wait for it."""
+
+    code = "DT-DIST-005"
+    summary = "rank {rank} of process group {group!r} has raised, and its collectives will not come."
+    because = "it {error}"
+    way_out = "see what that rank has raised; then start all of them again"
+    rows = ("origin",)
+
+
 class ModuleToPrepare(DovetailError):
     """A module of data parallel training has not been called as often as it needs to be captured."""
 

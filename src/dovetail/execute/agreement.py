@@ -4,6 +4,9 @@ Each says by a hash which sequence its program has, or 0 where the call runs in 
 sequences are an error on every rank, before the first of them runs. Eager mode and programs go together, because a
 program runs the collectives of eager mode in eager mode's order.
 
+Some programs only do what eager mode does if all ranks miss the gradients of the same parameters. Ranks say which with
+the hash; where another rank says something else, or runs in eager mode, so does this one.
+
 A rank agrees when nothing can send it another way any more: after the last check of its program, or right before the
 first collective, whichever comes first. In eager mode a dispatch mode sees the first collective come.
 """
@@ -11,26 +14,37 @@ first collective, whichever comes first. In eager mode a dispatch mode sees the 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeAlias
 
-from dovetail.errors import CollectiveFailed, CollectivesDiffer
+from dovetail.errors import CollectiveFailed, CollectivesDiffer, RankFailed
+from dovetail.execute.failing_ranks import log_of, tell_of
 from dovetail.ops.collectives import asked_before
 from dovetail.torch_compat.collectives import (
     NAMESPACES,
     default_group,
     find_group,
-    gathered_numbers,
     gathered_objects,
     group_of_operator,
+    start_to_gather,
 )
+from dovetail.torch_compat.data_parallel import joins_noticed
 from dovetail.torch_compat.dispatch import PlainMode
 
 Sequences: TypeAlias = "Mapping[str, Sequence[str]]"
 
 IN_EAGER_MODE = 0
+_NO_USE: Mapping[str, str] = {}
 _SHOWN = 3
+
+
+class OthersUseMore(Exception):
+    """Another rank has gradients that this one lacks, or may have: the call is for eager mode."""
+
+    def __str__(self) -> str:
+        return "ranks have, or may have, gradients of different parameters"
 
 
 class Agreement:
@@ -38,11 +52,22 @@ class Agreement:
 
     def __init__(self) -> None:
         self._done: set[str] = set()
+        self._agreed: set[str] = set()
+        self._sequences: Sequences = {}
+        self._ran = Counter[str]()
+        self._is_off = False
 
     @contextmanager
-    def of_program(self, sequences: Sequences) -> Iterator[None]:
-        """While active, a program runs. sequences: for each group, a line for each collective."""
-        with asked_before(lambda group: self.before(group, sequences)):
+    def of_program(self, sequences: Sequences, used: Mapping[str, str] = _NO_USE) -> Iterator[None]:
+        """While active, a program runs. sequences: for each group, a line for each collective. used: see `used_of`."""
+        self._sequences = sequences
+        self._ran.clear()
+
+        def wait(group: str, work: Any) -> None:
+            log_of(find_group(group)).wait(work, is_within=True)
+            self._ran[group] += 1
+
+        with asked_before(lambda group: self.before(group, sequences, used), wait):
             yield
 
     @contextmanager
@@ -51,28 +76,52 @@ class Agreement:
         if default_group() is None:
             yield
             return
-        with _Seeing(self):
+        self._sequences = {}
+        with _Seeing(self), joins_noticed(self._end):
             yield
 
-    def before(self, group: str, sequences: Sequences | None = None) -> None:
-        """A collective of a group is about to run. sequences: of the program, None in eager mode.
+    def _end(self) -> None:
+        """Some ranks may have no batch, and would not answer."""
+        self._is_off = True
 
-        Raises: CollectivesDiffer, on every rank of the group; CollectiveFailed.
+    def before(self, group: str, sequences: Sequences | None = None, used: Mapping[str, str] = _NO_USE) -> None:
+        """A collective of a group is about to run. sequences: of the program, None in eager mode. used: see `used_of`.
+
+        Raises: CollectivesDiffer, on every rank of the group; CollectiveFailed; RankFailed; OthersUseMore.
         """
-        if group in self._done:
+        if self._is_off or group in self._done:
             return
         self._done.add(group)
         process_group = find_group(group)
         if process_group.size() == 1:
             return
-        lines = None if sequences is None else sequences[group]
-        try:
-            hashes = gathered_numbers(IN_EAGER_MODE if lines is None else hash_of(lines), process_group)
-        except RuntimeError as error:
-            raise CollectiveFailed(operator="the agreement of ranks", group=group, error=str(error)) from error
-        if len(set(hashes) - {IN_EAGER_MODE}) > 1:
+        lines, uses = None if sequences is None else sequences[group], used.get(group, "")
+        said = [IN_EAGER_MODE if lines is None else hash_of(lines), hash_of([uses])]
+        answers = self._gathered(said, process_group)
+        if len({number for number, _ in answers} - {IN_EAGER_MODE}) > 1:
             told = gathered_objects(lines, process_group)
             raise CollectivesDiffer(group=group, differences=_differences(told))
+        if "0" in uses and any(answer != said for answer in answers):
+            raise OthersUseMore
+
+    def _gathered(self, said: list[int], group: Any) -> list[list[int]]:
+        log = log_of(group)
+        log.go_on()
+        try:
+            work, read = start_to_gather(said, group)
+            log.wait(work, is_within=False)
+        except RuntimeError as error:
+            raise CollectiveFailed(operator="the agreement of ranks", group=log.name, error=str(error)) from error
+        log.agreements += 1
+        self._agreed.add(log.name)
+        return read()
+
+    def raised(self, error: BaseException) -> None:
+        """The call raises: let other ranks know, who may wait."""
+        if default_group() is None or isinstance(error, CollectivesDiffer | RankFailed):
+            return
+        ended = {group for group, lines in self._sequences.items() if self._ran[group] == len(lines)}
+        tell_of(error, self._agreed, ended, is_over=isinstance(error, CollectiveFailed))
 
 
 class _Seeing(PlainMode):

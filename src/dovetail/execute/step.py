@@ -22,8 +22,10 @@ from dovetail.errors import (
     GuardMiss,
     OffloadFailed,
     OffloadUnavailable,
+    RankFailed,
     StepInterrupted,
 )
+from dovetail.execute.agreement import OthersUseMore
 from dovetail.execute.arena import ArenaProgram
 from dovetail.execute.compiled import CompiledProgram
 from dovetail.execute.needs import Needs, bytes_before_run
@@ -34,11 +36,11 @@ from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Program
 from dovetail.ir.sizes import Number
 from dovetail.memory.in_arena import ArenaPlan
-from dovetail.ops.collectives import ask_before, collective_of, sequences_of
+from dovetail.ops.collectives import ask_before, collective_of, sequences_of, used_of
 from dovetail.ops.facts import facts_of, written_values
 from dovetail.torch_compat.rng import default_generator
 
-_NAMED = (GuardMiss, OffloadFailed, OffloadUnavailable, CollectivesDiffer, CollectiveFailed)
+_NAMED = (GuardMiss, OffloadFailed, OffloadUnavailable, CollectivesDiffer, CollectiveFailed, RankFailed)
 
 
 class NothingWritten(Exception):
@@ -140,6 +142,11 @@ class CompiledStepProgram:
         return sequences_of(self.program.nodes)
 
     @cached_property
+    def used_parameters(self) -> Mapping[str, str]:
+        """For each process group, which parameters get gradients, where ranks tell each other; see `used_of`."""
+        return used_of(self.program.nodes)
+
+    @cached_property
     def first_collective(self) -> int:
         """The number of the first node that takes part in a collective."""
         nodes = self.program.nodes
@@ -149,7 +156,9 @@ class CompiledStepProgram:
         """What is done once the last check has passed. Ranks agree before; at once, where there is no check."""
         if not self.collectives:
             return then
-        group = next(iter(self.collectives))
+        group, *later = self.collectives
+        if any("0" in self.used_parameters.get(other, "") for other in later):
+            raise OthersUseMore  # it would be known only when others count on this rank
         if not self._has_checks:
             ask_before(group)
             return then
@@ -178,8 +187,8 @@ class CompiledStepProgram:
     def __call__(self, inputs: list[Any], then: Callable[[], None] | None = None) -> Sequence[Any]:
         """Run. inputs: one per input of the program; emptied. then: called once the last check has passed, if any.
 
-        Raises: NothingWritten, GuardMiss, OffloadFailed, OffloadUnavailable, CollectivesDiffer, CollectiveFailed when
-        all is as before; StepInterrupted when something was written, or other ranks have gone on.
+        Raises: NothingWritten, GuardMiss, OffloadFailed, OffloadUnavailable, CollectivesDiffer, CollectiveFailed,
+        RankFailed when all is as before; StepInterrupted when something was written, or other ranks have gone on.
         """
         generators = [default_generator(), *self._generators] if self.draws else []
         states = [generator.get_state().numpy().tobytes() for generator in generators]  # no tensors that live on

@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import cache, wraps
 from typing import Any
 
@@ -60,12 +61,47 @@ def group_of_operator(func: Any, args: Sequence[Any]) -> str | None:
     return None if held is None else name_of_group(group_in(held))
 
 
-def gathered_numbers(number: int, group: Any) -> list[int]:
-    """What every rank of a group says."""
+def start_to_gather(numbers: Sequence[int], group: Any) -> tuple[Any, Callable[[], list[list[int]]]]:
+    """Gather what every rank of a group says: as many numbers. Gives the work, and what reads the result after it."""
     device = _device_of(group)
-    made = torch.empty(group.size(), dtype=torch.int64, device=device)
-    gather_parts()(made, torch.tensor([number], dtype=torch.int64, device=device), group)
-    return made.tolist()
+    made = torch.empty(group.size() * len(numbers), dtype=torch.int64, device=device)
+    told = torch.tensor(numbers, dtype=torch.int64, device=device)
+    work = gather_parts()(made, told, group, async_op=True)
+    return work, lambda: made.view(-1, len(numbers)).tolist()
+
+
+def done_within(work: Any, seconds: float) -> bool:
+    """Wait for work that is under way. Whether it is done. Raises: RuntimeError where it has failed."""
+    try:
+        work.wait(timedelta(seconds=seconds))
+    except RuntimeError:
+        if not work.is_completed():
+            return False
+        work.wait()
+    return True
+
+
+def groups_of_process() -> list[Any]:
+    """The process groups that this process is part of."""
+    return list(dist.distributed_c10d._world.pg_map) if default_group() is not None else []
+
+
+def rank_in(group: Any) -> int:
+    """The number of this process in a group."""
+    return int(group.rank())
+
+
+def notes_of_group(group: Any) -> Any:
+    """A store that the ranks of a group share, apart from torch's own keys; None where waiting cannot be watched."""
+    if dist.get_backend(group) != "gloo":
+        return None
+    return dist.PrefixStore(f"dovetail/{name_of_group(group)}", dist.distributed_c10d._get_default_store())
+
+
+def add_note_of_group(store: Any, key: str, before: str, text: str) -> str:
+    """Let a note become `text` where it is `before` ("" for none), in one step. What it is then."""
+    found: bytes = store.compare_set(key, before, text)
+    return found.decode()
 
 
 def gathered_objects(item: Any, group: Any) -> list[Any]:

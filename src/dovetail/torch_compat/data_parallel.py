@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +12,9 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import distributed as _module_of_torch
+
+_distributed: Any = _module_of_torch
 
 
 @contextmanager
@@ -30,6 +34,29 @@ def forward_replaced(run: Callable[..., Any]) -> Iterator[None]:
         yield
     finally:
         kind.forward = before
+
+
+@contextmanager
+def joins_noticed(notice: Callable[[], None]) -> Iterator[None]:
+    """While active, `notice` is called before a module in `join()` exchanges anything: ranks without batches answer
+    what modules exchange, and nothing else.
+    """
+    if not dist.is_available():
+        yield
+        return
+    kind: Any = _distributed.Join
+    before, thread = kind.__dict__["notify_join_context"], threading.get_ident()
+
+    def notify(joinable: Any) -> Any:
+        if threading.get_ident() == thread and joinable._join_config.enable:
+            notice()
+        return before.__func__(joinable)
+
+    kind.notify_join_context = staticmethod(notify)
+    try:
+        yield
+    finally:
+        kind.notify_join_context = before
 
 
 def parameters_of(module: Any) -> list[torch.nn.Parameter]:
@@ -70,8 +97,38 @@ def at_end_of_backward(call: Callable[[], None]) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(call)
 
 
+def finds_unused(module: Any) -> bool:
+    """Whether ranks tell each other in each call which parameters have gradients."""
+    return bool(module.find_unused_parameters) and not module.static_graph
+
+
+def unused_by(module: Any, output: Any) -> list[int]:
+    """The parameters, by number, that do not lead to an output of the module."""
+    waiting = [tensor.grad_fn for tensor in _distributed._find_tensors(output)]
+    seen = set()
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            waiting += [following for following, _ in node.next_functions]
+    return [number for number, parameter in enumerate(parameters_of(module)) if gradient_node(parameter) not in seen]
+
+
+def through_sink(module: Any, output: Any) -> Any:
+    """The output that a module hands out which looks for unused parameters: gradients of it may be undefined."""
+    tensors, spec, is_remote = _distributed._tree_flatten_with_rref(output)
+    led = [torch.is_tensor(tensor) and tensor.grad_fn is not None for tensor in tensors]
+    if not any(led):
+        return output
+    passed = _distributed._DDPSink.apply(weakref.ref(module), *tensors)
+    chosen = [new if is_led else old for new, old, is_led in zip(passed, tensors, led, strict=True)]
+    return _distributed._tree_unflatten_with_rref(chosen, spec, is_remote)
+
+
 def buckets_of(module: Any) -> list[list[int]] | None:
     """The parameters in each bucket of gradients, by number; None before the reducer has sorted them for good."""
+    if finds_unused(module):  # it does not sort them
+        return _buckets_at_first(module)
     if not module._has_rebuilt_buckets:
         return None
     told = _told_by(module)
@@ -87,15 +144,27 @@ def _told_by(module: Any) -> list[list[int]] | None:
     return None if not text else [[int(number) for number in bucket.split()] for bucket in text.split(",")]
 
 
+def _buckets_at_first(module: Any) -> list[list[int]]:
+    config = getattr(module, "_bucket_config", None)
+    if config is not None:
+        limits, _ = config.compute_bucket_size_limits(static_graph=False, find_unused_parameters=True)
+    else:
+        limits = [module.bucket_bytes_cap]
+        if module.bucket_bytes_cap_default:
+            limits.insert(0, dist._DEFAULT_FIRST_BUCKET_BYTES)
+    parameters: list[torch.Tensor] = list(parameters_of(module))
+    buckets, _ = dist._compute_bucket_assignment_by_size(parameters, limits, [False] * len(parameters))
+    return [list(bucket) for bucket in reversed(buckets)]
+
+
 def sizes_told(module: Any) -> list[int]:
     """The bytes of each bucket."""
-    text = module._get_ddp_logging_data().get("rebuilt_bucket_sizes", "")
+    name = "bucket_sizes" if finds_unused(module) else "rebuilt_bucket_sizes"
+    text = module._get_ddp_logging_data().get(name, "")
     return [int(size) for size in text.split(",") if size.strip()]
 
 
 _ASKED: tuple[tuple[str, Callable[[Any], Any], str], ...] = (
-    ("find_unused_parameters=True", lambda m: m.find_unused_parameters and not m.static_graph, "leave it out"),
-    ("gradient_as_bucket_view=True", lambda m: m.gradient_as_bucket_view, "leave it out"),
     ("batched_grad_copy=True", lambda m: getattr(m, "batched_grad_copy", False), "leave it out"),
     (
         "skip_all_reduce_unused_params=True",
@@ -109,7 +178,7 @@ _ASKED: tuple[tuple[str, Callable[[Any], Any], str], ...] = (
     ("the reducer in Python", lambda m: m._use_python_reducer, "torch._dynamo.config.optimize_ddp = True"),
     ("device_ids", lambda m: m.device_ids, "only modules on the CPU were tested"),
     ("a device other than the CPU", lambda m: m.device_type != "cpu", "only modules on the CPU were tested"),
-    ("join()", lambda m: m._join_config.enable, "let every rank have as many batches"),
+    ("join()", lambda m: m._join_config.enable, "let every rank have as many batches, and leave it out"),
 )
 
 

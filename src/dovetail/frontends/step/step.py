@@ -24,6 +24,7 @@ from dovetail.errors import (
     NothingToExplain,
     OffloadFailed,
     OffloadUnavailable,
+    RankFailed,
 )
 from dovetail.execute.agreement import Agreement
 from dovetail.execute.step import CompiledStepProgram, NothingWritten
@@ -125,38 +126,44 @@ class CompiledStep:
             return self._step(*args, **kwargs)
         cache, captures = self._cache, self._captures
         cache.counts.calls += 1
-        if captures.given_up is not None or cache.patience.waits() or _is_looked_at():
-            cache.counts.eager_calls += 1
-            with Agreement().of_eager_mode():
-                return self._step(*args, **kwargs)
-        if self._searches is not None:
-            return self._searches.call(self._step, args, kwargs)
-        call = StepCall(self._step, *flatten_call(args, kwargs))
-        captures.see_first(call)
-        tried, agreement = list[StepVariant](), Agreement()
-        while True:
-            with RECORDING:
-                chosen = captures.chosen(call, tried)
-            if chosen is None:
-                return self._run_eager(args, kwargs, agreement)
-            variant, tensors = chosen
-            try:
-                variant.calls += 1
-                with agreement.of_program(variant.runner.program.collectives):
-                    results = variant.runner.run(tensors, call.leaves, variant.guard.bindings)
-                captures.ran()
-                cache.patience.found()
-                return results
-            except GuardMiss as miss:
-                captures.did_not_run()
-                captures.missed(variant, miss)
-                tried.append(variant)
-            except NothingWritten:  # eager raises what is to be raised
-                captures.did_not_run()
-                return self._run_eager(args, kwargs, agreement)
-            except (OffloadFailed, OffloadUnavailable, CollectivesDiffer, CollectiveFailed):
-                captures.did_not_run()
-                raise
+        agreement = Agreement()
+        try:
+            if captures.given_up is not None or cache.patience.waits() or _is_looked_at():
+                cache.counts.eager_calls += 1
+                with agreement.of_eager_mode():
+                    return self._step(*args, **kwargs)
+            if self._searches is not None:
+                return self._searches.call(self._step, args, kwargs)
+            call = StepCall(self._step, *flatten_call(args, kwargs))
+            captures.see_first(call)
+            tried = list[StepVariant]()
+            while True:
+                with RECORDING:
+                    chosen = captures.chosen(call, tried)
+                if chosen is None:
+                    return self._run_eager(args, kwargs, agreement)
+                variant, tensors = chosen
+                program = variant.runner.program
+                try:
+                    variant.calls += 1
+                    with agreement.of_program(program.collectives, program.used_parameters):
+                        results = variant.runner.run(tensors, call.leaves, variant.guard.bindings)
+                    captures.ran()
+                    cache.patience.found()
+                    return results
+                except GuardMiss as miss:
+                    captures.did_not_run()
+                    captures.missed(variant, miss)
+                    tried.append(variant)
+                except NothingWritten as error:  # eager raises what is to be raised
+                    captures.did_not_run(error.__cause__)
+                    return self._run_eager(args, kwargs, agreement)
+                except (OffloadFailed, OffloadUnavailable, CollectivesDiffer, CollectiveFailed, RankFailed):
+                    captures.did_not_run()
+                    raise
+        except BaseException as error:
+            agreement.raised(error)
+            raise
 
     def run(self, batches: Any, progress: Progress | None = None, *, every: int = 1) -> Any:
         """Run a step for each batch, and stack the results: what as many calls give, bit by bit.

@@ -128,11 +128,59 @@ def check_name_of_group() -> str | None:
     return first_difference(("names", [type(name) for name in names], [str, str]))
 
 
-def check_gathered_numbers() -> str | None:
+def check_start_to_gather() -> str | None:
     """Every rank is heard."""
     with group_of_one() as group:
-        found = [7] if group is None else collectives.gathered_numbers(7, group)
-    return first_difference(("numbers", found, [7]))
+        if group is None:
+            return None
+        work, read = collectives.start_to_gather([7, 2], group)
+        work.wait()
+        found = read()
+    return first_difference(("numbers", found, [[7, 2]]))
+
+
+def check_done_within() -> str | None:
+    """Work that does not end is not done, and can be waited for again."""
+    future: Any = torch.futures.Future()
+    work = torch._C._distributed_c10d._create_work_from_future(future)
+    found = [collectives.done_within(work, 0.001)]
+    future.set_result([])
+    found.append(collectives.done_within(work, 1.0))
+    return first_difference(("done", found, [False, True]))
+
+
+def check_groups_of_process() -> str | None:
+    """They are those that were made, and not destroyed."""
+    with group_of_one() as group:
+        if group is None:
+            return None
+        found = [x is group for x in collectives.groups_of_process()]
+    return first_difference(("groups", any(found), True))
+
+
+def check_rank_in() -> str | None:
+    """The first rank is 0."""
+    with group_of_one() as group:
+        found = 0 if group is None else collectives.rank_in(group)
+    return first_difference(("rank", found, 0))
+
+
+def check_notes_of_group() -> str | None:
+    """A note is found by its key, and changes in one step."""
+    with group_of_one() as group:
+        notes = None if group is None else collectives.notes_of_group(group)
+        if notes is None:
+            return None
+        found = [notes.check(["a"])]
+        found += [collectives.add_note_of_group(notes, "a", before, to) for before, to in (("", "x"), ("", "y"))]
+        found += [collectives.add_note_of_group(notes, "a", before, to) for before, to in (("y", "z"), ("x", "z"))]
+        found += [notes.check(["a"]), notes.get("a")]
+    return first_difference(("notes", found, [False, "x", "x", "x", "z", True, b"z"]))
+
+
+def check_add_note_of_group() -> str | None:
+    """See `check_notes_of_group`."""
+    return check_notes_of_group()
 
 
 def check_gathered_objects() -> str | None:
@@ -215,7 +263,12 @@ CHECKS = (
     check_is_boxed_group,
     check_name_of_group,
     check_group_of_operator,
-    check_gathered_numbers,
+    check_add_note_of_group,
+    check_done_within,
+    check_groups_of_process,
+    check_notes_of_group,
+    check_rank_in,
+    check_start_to_gather,
     check_gathered_objects,
     check_find_group,
     check_asks_for_group,

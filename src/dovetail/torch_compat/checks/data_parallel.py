@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -42,6 +43,21 @@ def check_forward_replaced() -> str | None:
         ("call", found == (module, (1,), {"two": 2}), True),
         ("forward", DistributedDataParallel.forward is before, True),
     )
+
+
+def check_joins_noticed() -> str | None:
+    """It is told of modules in `join()` alone."""
+    told: list[bool] = []
+    with _module() as module:
+        if module is None:
+            return None
+        with data_parallel.joins_noticed(lambda: told.append(module._join_config.enable)):
+            data_parallel._distributed.Join.notify_join_context(module)
+            with_join = module._join_config._replace(enable=True)
+            module._join_config = with_join
+            with contextlib.suppress(Exception):  # nothing has begun it
+                data_parallel._distributed.Join.notify_join_context(module)
+    return first_difference(("told", told, [True]))
 
 
 def check_parameters_of() -> str | None:
@@ -117,8 +133,10 @@ def check_buckets_of() -> str | None:
     with _module(calls=2) as module:
         found = [[0]] if module is None else data_parallel.buckets_of(module)
         count = 1 if module is None else 6
-    numbers = sorted(number for bucket in found or () for number in bucket)
-    return first_difference(("early", early, None), ("numbers", numbers, list(range(count))))
+    with _module(find_unused_parameters=True) as module:
+        first = [[0]] if module is None else data_parallel.buckets_of(module)
+    numbers = [sorted(number for bucket in buckets or () for number in bucket) for buckets in (found, first)]
+    return first_difference(("early", early, None), ("numbers", numbers, [list(range(count))] * 2))
 
 
 def check_sizes_told() -> str | None:
@@ -129,6 +147,10 @@ def check_sizes_told() -> str | None:
         buckets, parameters = data_parallel.buckets_of(module) or [], data_parallel.parameters_of(module)
         sizes = [sum(parameters[number].nbytes for number in bucket) for bucket in buckets]
         found = data_parallel.sizes_told(module)
+    with _module(find_unused_parameters=True) as module:
+        buckets, parameters = data_parallel.buckets_of(module) or [], data_parallel.parameters_of(module)
+        sizes += [sum(parameters[number].nbytes for number in bucket) for bucket in buckets]
+        found += data_parallel.sizes_told(module)
     return first_difference(("sizes", found, sizes))
 
 
@@ -136,9 +158,45 @@ def check_unsupported() -> str | None:
     """A plain module asks for nothing that programs do not do; another one does."""
     with _module() as module:
         plain = None if module is None else data_parallel.unsupported(module)
-    with _module(find_unused_parameters=True) as module:
-        other = ("find_unused_parameters=True", "") if module is None else data_parallel.unsupported(module)
-    return first_difference(("plain", plain, None), ("other", other and other[0], "find_unused_parameters=True"))
+        if module is not None:
+            module.device_ids = [0]
+        other = ("device_ids", "") if module is None else data_parallel.unsupported(module)
+    return first_difference(("plain", plain, None), ("other", other and other[0], "device_ids"))
+
+
+def check_finds_unused() -> str | None:
+    """A static graph needs no looking."""
+    found = []
+    for looks, is_static in ((False, False), (True, False), (True, True)):
+        with _module(find_unused_parameters=looks) as module:
+            if module is None:
+                return None
+            module.static_graph = is_static
+            found.append(data_parallel.finds_unused(module))
+    return first_difference(("found", found, [False, True, False]))
+
+
+def check_unused_by() -> str | None:
+    """They are those that do not lead to what is given."""
+    with _module() as module, torch.enable_grad():
+        if module is None:
+            return None
+        found = data_parallel.unused_by(module, {"out": [module.module[0](torch.ones(1, 2))]})
+    return first_difference(("unused", found, [2, 3, 4, 5]))
+
+
+def check_through_sink() -> str | None:
+    """Each tensor of a graph becomes another one, whose gradient may be undefined; others stay."""
+    with _module(find_unused_parameters=True) as module, torch.enable_grad():
+        if module is None:
+            return None
+        weight, plain = torch.ones(2, requires_grad=True), torch.ones(2)
+        output = {"a": weight * 2, "b": [weight * 3, plain], "c": 5}
+        found = data_parallel.through_sink(module, output)
+        found["a"].sum().backward()
+        kept = data_parallel.through_sink(module, output["c"])
+    same = (found["a"] is output["a"], found["b"][1] is plain, found["c"], kept)
+    return first_difference(("same", same, (False, True, 5, 5)), ("gradient", str(weight.grad), "tensor([2., 2.])"))
 
 
 def check_asks_settings() -> str | None:
@@ -155,6 +213,10 @@ def check_asks_settings() -> str | None:
 
 CHECKS = (
     check_asks_settings,
+    check_finds_unused,
+    check_joins_noticed,
+    check_through_sink,
+    check_unused_by,
     check_forward_replaced,
     check_parameters_of,
     check_buffers_to_sync,
