@@ -170,8 +170,15 @@ def lowest_peak(problem: WholeProblem) -> int:
             if fixed[storage] and place >= 0:
                 live += problem.sizes[place] if place not in in_use else 0
                 in_use[place] = in_use.get(place, 0) + 1
-        others = {problem.places[s] for s in (*reads, *made) if not fixed[s]} - in_use.keys() - {-1}
-        lowest = max(lowest, live + problem.scratch[at] + sum([problem.sizes[place] for place in others]))
+        here = {problem.places[storage] for storage in made} - {-1}
+        new = sum([problem.sizes[place] for place in here if place not in in_use])
+        own: dict[int, int] = {}  # what was made again lies in memory of its own
+        for storage in reads:
+            place = problem.places[storage]
+            if place >= 0 and place not in in_use and place not in here:
+                own[place] = own.get(place, 0) + problem.sizes[storage]
+        new += sum([min(problem.sizes[place], size) for place, size in own.items()])
+        lowest = max(lowest, live + problem.scratch[at] + new)
         for storage in ending[at]:
             place = problem.places[storage]
             if place >= 0:

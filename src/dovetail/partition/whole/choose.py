@@ -22,8 +22,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from dovetail.partition.choose import work_to_spare
+from dovetail.partition.whole.bounds import lowest_peak
 from dovetail.partition.whole.problem import NEVER, WholeProblem
 from dovetail.partition.whole.schedule import Act, Schedule
 from dovetail.partition.whole.solve import Quick, solve_whole
@@ -77,6 +79,7 @@ class Ladder:
         self._quick_ones: dict[int, Quick] = {}
         self._peaks: dict[tuple[Act, ...], int] = {}
         self._lowest_ones: tuple[Weighed, ...] = ()
+        self._least = 0 if problem.writes else lowest_peak(problem)
 
     def frugal(self) -> Weighed | None:
         """The lowest peak for two percent of work at most; None where none is lower."""
@@ -102,7 +105,7 @@ class Ladder:
             best = min(fits, key=lambda weighed: (weighed.work, weighed.peak_bytes), default=None)
             return Choice(best, min([first, *lowest], key=lambda weighed: (weighed.peak_bytes, weighed.work)))
         below, above = first, None
-        low, high = self._bottom() + 1, self._rungs
+        low, high = self._bottom + 1, self._rungs
         while low < high:  # the highest rung whose peak is low enough is below `high`
             middle = (low + high) // 2
             point = self._point(self._at(middle), below, above)
@@ -128,7 +131,7 @@ class Ladder:
         """
         first = self._first()
         low = [weighed for weighed in self._lowest_points() if weighed.peak_bytes < first.peak_bytes]
-        points = [*low, first, *self._inner(self._bottom() + 1, self._rungs, first, None, halvings)]
+        points = [*low, first, *self._inner(self._bottom + 1, self._rungs, first, None, halvings)]
         best: list[Weighed] = []
         for weighed in sorted(points, key=lambda w: (w.peak_bytes, w.work)):
             if weighed.peak_bytes < self.peak_bytes and (not best or weighed.work < best[-1].work):
@@ -169,19 +172,20 @@ class Ladder:
 
     # --- schedules ------------------------------------------------------------------------------------------------
 
+    @cached_property
     def _bottom(self) -> int:
         """The highest of the rungs that are looked at for the lowest peak."""
         return min((self._lowest(self._fits) or 0) + _LOWEST, self._rungs) - 1
 
     def _first(self) -> Weighed:
         """The schedule with the least work of those for the lowest limits."""
-        rungs = range(max(0, self._bottom() - _LOWEST + 1), self._bottom() + 1)
+        rungs = range(max(0, self._bottom - _LOWEST + 1), self._bottom + 1)
         return self._of(min([self._schedule(rung) for rung in rungs], key=lambda s: (s.work, s.peak_bytes)))
 
     def _lowest_points(self) -> tuple[Weighed, ...]:
         """Schedules for the lowest limits; none needs less work than the first one."""
         if not self._lowest_ones:
-            bottom, first = self._bottom(), self._first()
+            bottom, first = self._bottom, self._first()
             lowest = max(0, bottom - _LOWEST + 1)
             looked_for = solve_whole(self.problem, self._budget(max(0, lowest - 1)), at_least=first.work)
             found = [*(self._schedule(rung) for rung in range(lowest, bottom + 1)), looked_for]
@@ -205,6 +209,8 @@ class Ladder:
 
     def _fits(self, rung: int, most_work: float = NEVER) -> bool:
         """Whether a rung's schedule keeps its limit, with no more work than that."""
+        if self._budget(rung) < self._least:
+            return False  # none does
         if not self._is_small:
             return self._quick(rung).keeps(most_work)
         schedule = self._schedule(rung)
