@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 
 import dovetail
 from dovetail.errors import BadOptionValue, DovetailError
+from dovetail.frontends.step.description import DescribedSteps
 from dovetail.inspect.memory import measure_peak
 from dovetail.ir.program import Program
 from dovetail.partition.whole.apply import apply_schedule
@@ -240,3 +242,28 @@ def test_lower_peaks_are_looked_for_when_asked_for(monkeypatch: pytest.MonkeyPat
     assert floor < estimate.transient_bytes
     for limit in (estimate.transient_bytes - 1, floor, floor - 1):
         assert dovetail.estimate(step, training.x).fits(f"transient:{limit}B") == (limit >= floor)
+
+
+def test_one_recording_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that were not enough, and the one that makes the optimizer's state, are gone before the next one begins."""
+    living: list[weakref.ref[Any]] = []
+    begin = DescribedSteps.capture.recording
+
+    def begun(*args: Any, **kwargs: Any) -> Any:
+        assert not [ref for ref in living if ref() is not None]
+        recording = begin(*args, **kwargs)
+        living.append(weakref.ref(recording))
+        return recording
+
+    monkeypatch.setattr(DescribedSteps.capture, "recording", staticmethod(begun))
+    net = nn.Linear(8, 8)
+    optimizer = torch.optim.AdamW(net.parameters())
+
+    def step(x: Tensor) -> None:
+        optimizer.zero_grad()
+        net(x).sum().backward()
+        optimizer.step()
+
+    dovetail.estimate(step, torch.randn(4, 8))
+    assert len(living) > 1
+    assert not optimizer.state

@@ -5,6 +5,7 @@ Tensors without numbers (on device meta, or fakes) are recorded as tensors of th
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -15,11 +16,11 @@ from dovetail.capture.item_log import ItemHints
 from dovetail.capture.step_programs import StepPrograms
 from dovetail.capture.step_recording import StepRecording
 from dovetail.errors import UnsupportedStep
-from dovetail.frontends.step.attempts import StateToMake
+from dovetail.frontends.step.attempts import StateToMake, free_locals
 from dovetail.frontends.step.capture import StepCapture
 from dovetail.frontends.step.captures import StepCaptures
 from dovetail.frontends.step.guard import StepCall
-from dovetail.frontends.step.made_state import MadeState
+from dovetail.frontends.step.made_state import MadeState, take_away
 from dovetail.frontends.step.recorded import Recorded
 from dovetail.frontends.step.searches import SearchCalled
 from dovetail.frontends.step.tensor_kinds import kept_sources
@@ -52,7 +53,11 @@ class _Describing(StepCapture):
     ) -> tuple[None, Recorded]:
         """A recording, and no program of it."""
         with collection_paused():
-            return None, self._recorded(name, hints, assume_cleared, calls_hooks)
+            try:
+                return None, self._recorded(name, hints, assume_cleared, calls_hooks)
+            except BaseException as error:
+                free_locals(error)
+                raise
 
 
 class _DescribedState(MadeState):
@@ -83,8 +88,14 @@ class DescribedSteps(StepCaptures):
             _, recorded = self._attempted(self._reachable(call), call)
             made = _DescribedState(recorded) if recorded.made else None
             if made is not None and made.is_of_plain_tensors:
-                with made.stood_in(made.stand_ins()):
+                before = made.before
+                try:
+                    made.put(made.stand_ins())
+                    del made, recorded  # two recordings at a time would take twice the memory
+                    gc.collect()
                     _, recorded = self._attempted(self._reachable(call), call)
+                finally:
+                    take_away(before)
             return _description(recorded)
         except SearchCalled:
             raise UnsupportedStep(
