@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -298,3 +299,50 @@ def test_checkpoints_of_the_user_still_run_again() -> None:
     found, peak = training.run(lambda model: dovetail.compile(model, memory_limit="transient:700kB", verify=1))
     assert _same(found, expected)
     assert peak <= 700_000
+
+
+def _half(a: Tensor, c: Tensor) -> Tensor:
+    made = a.clone()
+    made[: len(a) // 2].mul_(c[: len(a) // 2])
+    return made
+
+
+def _two_results(x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """A value that is written in part, and a loss, of which alone gradients are wanted."""
+    moved = x + bias
+    first, h = F.gelu(x), torch.softmax(moved, 1)
+    s = h.sin()
+    shown = _half(s, s.tanh())
+    turned = s.t().contiguous()
+    half, double = _half(first, h), shown * 2
+    with torch.no_grad():
+        double[0].fill_(0.5)
+    losses = [(value * value).mean() for value in (turned, half, double)]
+    return shown, losses[0] + losses[1] + losses[2]
+
+
+def _backward(function: Callable[..., tuple[Tensor, Tensor]], x: Tensor, bias: Tensor) -> None:
+    function(x, bias)[1].backward()
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_loss_among_other_results_fits_in_every_limit_from_the_lowest_named() -> None:
+    def called(options: dict[str, Any] | None) -> tuple[list[Tensor], int]:
+        torch.manual_seed(0)
+        x, bias = torch.randn(48, 48, requires_grad=True), torch.randn(48, requires_grad=True)
+        function = _two_results if options is None else dovetail.compile(_two_results, **options)
+        _backward(function, x, bias)
+        x.grad = bias.grad = None
+        peak = measure_peak(partial(_backward, function, x, bias)).peak_bytes
+        assert x.grad is not None
+        assert bias.grad is not None
+        return [x.grad, bias.grad], peak
+
+    expected, _ = called(None)
+    _, free = called({"partition": "default"})
+    floor = _floor(lambda: called({"memory_limit": "transient:1B"}))
+    for part in (0, 2, 3):
+        limit = floor + (free - floor) * part // 4
+        found, peak = called({"memory_limit": f"transient:{limit}B"})
+        assert _same(found, expected)
+        assert peak <= limit

@@ -40,6 +40,7 @@ from dovetail.pipeline.donation import late_writes, offer_inputs
 from dovetail.pipeline.driver import StepRecord, elapsed_us, run_passes, writes
 from dovetail.pipeline.dump import BACKWARD, FORWARD, Dump
 from dovetail.pipeline.executor_list import make_executors
+from dovetail.pipeline.forwards import Forwards
 from dovetail.pipeline.memory_limit import memory_limit, refuse_unknown_sizes, state_bytes
 from dovetail.pipeline.options import Options
 from dovetail.pipeline.passes import Context
@@ -58,7 +59,13 @@ def compile_recording(
     hints: a number for each size symbol. donated: numbers of inputs that each call gives away.
     Raises: DovetailError; the recorded function's owner is as it was.
     """
-    return _GraphCompiler(recording, name, options, hints, donated).compile()
+    forwards = Forwards()
+    while True:
+        try:
+            return _GraphCompiler(recording, name, options, hints, donated, forwards).compile()
+        except MemoryLimitTooLow as error:
+            if not forwards.goes_on(error):
+                raise forwards.refusal(error) from None
 
 
 class _GraphCompiler:
@@ -70,7 +77,13 @@ class _GraphCompiler:
     """
 
     def __init__(
-        self, recording: Recording, name: str, options: Options, hints: Mapping[str, Number], donated: Collection[int]
+        self,
+        recording: Recording,
+        name: str,
+        options: Options,
+        hints: Mapping[str, Number],
+        donated: Collection[int],
+        forwards: Forwards,
     ) -> None:
         self._donated = Donated(tuple(sorted(donated)))
         self._is_offered = False
@@ -93,6 +106,7 @@ class _GraphCompiler:
             limit,
             patterns=options.policy,
             is_foreign=options.compilers is not None,
+            forwards=forwards,
         )
         self._first: Split | None = None
         self._too_low: dict[Pattern, MemoryLimitTooLow] = {}
@@ -368,15 +382,13 @@ def _functionalized(recorded: Program, functional: Program, start_ns: int) -> St
 def _partitioned(program: Program, split: Split, report: PartitionReport | None, start_ns: int) -> StepRecord:
     """What the split did; the rejected cut is its reason."""
     after = len(split.forward.nodes) + len(split.backward.nodes)
-    did = f"{len(split.residuals)} values are saved for backward"
-    did += f"; {report}" if report is not None else ""
+    did = f"{len(split.residuals)} values are saved for backward" + (f"; {report}" if report is not None else "")
     reason = report.reason if report is not None else ""
     return StepRecord("partition", len(program.nodes), after, elapsed_us(start_ns), did, reason, report)
 
 
 def _wrote_inputs(before: Program, after: Program) -> StepRecord:
-    added = len(after.nodes) - len(before.nodes)
-    did = f"{added} writes to inputs happen in the program"
+    did = f"{len(after.nodes) - len(before.nodes)} writes to inputs happen in the program"
     return StepRecord("write_inputs", len(before.nodes), len(after.nodes), 0, did)
 
 

@@ -16,7 +16,7 @@ what comes of each, in place, with what operators take for themselves (`analysis
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from dovetail.analysis.liveness import simulate_peak
@@ -59,12 +59,14 @@ from dovetail.passes.dead_code import remove_dead_code
 from dovetail.passes.inplace import PlanMemory
 from dovetail.passes.sink import sink
 from dovetail.pipeline.copies_back import carry_out_writes
+from dovetail.pipeline.forwards import Forwards, Way
 from dovetail.pipeline.held import GRAPH
 from dovetail.pipeline.memory_limit import MemoryLimit
 from dovetail.pipeline.recompute import may_pay, recompute, too_low
 from dovetail.torch_compat.autograd import frees_arriving_gradients
 
 WHOLE = "whole program"
+_HALVINGS = 3  # of the ladder, for a backward that is planned later
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +105,11 @@ class Splitting:
         *,
         patterns: Patterns | None = None,
         is_foreign: bool = False,
+        forwards: Forwards | None = None,
     ) -> None:
-        """patterns: what is asked for nodes. is_foreign: the code of the halves is not ours, and its needs unknown."""
+        """patterns: what is asked for nodes. is_foreign: the code of the halves is not ours, and its needs unknown.
+        forwards: which splits to choose from under a limit that is for another backward.
+        """
         self.kept: frozenset[str] | None = None
         self.needs = Needs(hints)
         self.plans = PlanMemory(need_of=None if limit is None else self.needs.need_of)
@@ -115,6 +120,7 @@ class Splitting:
         self._policy = Policy(recompute=recompute, only_what_eager_holds=partition != "min_cut")
         self._patterns = Patterns({}) if patterns is None else patterns
         self._is_foreign = is_foreign
+        self._forwards = Forwards() if forwards is None else forwards
         self._written: dict[int, tuple[Program, Program]] = {}
         self._works: dict[Node, int] = {}
         self._is_default = False
@@ -197,7 +203,7 @@ class Splitting:
     def split(self, program: Program, state_bytes: int = 0, *, must_fit: bool = True) -> Halves:
         """The program in halves. What the first pattern saves holds for all: the others compute the rest again.
 
-        state_bytes: of inputs. must_fit: where no split keeps the limit, none is given; else that with the lowest peak.
+        state_bytes: of inputs. must_fit: the limit is for the backward of this program; else for another one.
         Raises: MemoryLimitTooLow.
         """
         if self.kept is not None:
@@ -209,7 +215,8 @@ class Splitting:
         if callable(self._partition):
             found = Halves(program, split_by(self._partition, program, policy, self._hints))
         elif self.limit is not None:
-            found = self._under(default, policy, self.limit, state_bytes, must_fit=must_fit)
+            choose = self._under if must_fit else self._for_another
+            found = choose(default, policy, self.limit, state_bytes)
         elif self._partition == "default":
             found = default
         elif self._partition == "min_cut":
@@ -255,15 +262,12 @@ class Splitting:
             return self._kept_default(default, best, reason)
         return self._reported(default, before, best)
 
-    def _under(
-        self, default: Halves, policy: Policy, limit: MemoryLimit, state_bytes: int, *, must_fit: bool
-    ) -> Halves:
+    def _under(self, default: Halves, policy: Policy, limit: MemoryLimit, state_bytes: int) -> Halves:
         """The least work below a limit."""
         most, before = limit.above(state_bytes), self.weighed(default, "default")
         if before.peak_bytes <= most:
             return self._kept_default(default, before, "FITS: the limit is kept as it is")
-        cut = cut_within(default.joint, policy, self._hints, math.inf)
-        found = [] if cut is None else [self.weighed(Halves(default.joint, cut), MIN_CUT)]
+        found = self._cut(default, policy)
         schedules = _Schedules(self, default, before.peak_bytes, policy, self._hints)
         choice = schedules.ladder.under(most)
         if choice.chosen is not None:
@@ -273,12 +277,38 @@ class Splitting:
         fits = [one for one in found if one.peak_bytes <= most]
         relaxed = policy.under_need()
         if not fits and len(relaxed.marks) < len(policy.marks):
-            return self._under(default, relaxed, limit, state_bytes, must_fit=must_fit)
-        lowest = min([before, *found], key=lambda one: (one.peak_bytes, one.work))
-        if not fits and must_fit:
-            raise too_low(limit, lowest.peak_bytes, state_bytes, GRAPH)
-        best = min(fits, key=lambda one: (one.work, one.peak_bytes), default=lowest)
-        return default if best is before else self._reported(default, before, best)
+            return self._under(default, relaxed, limit, state_bytes)
+        if not fits:
+            lowest = min([before.peak_bytes, *(one.peak_bytes for one in found)])
+            raise too_low(limit, lowest, state_bytes, GRAPH)
+        return self._reported(default, before, min(fits, key=lambda one: (one.work, one.peak_bytes)))
+
+    def _for_another(self, default: Halves, policy: Policy, limit: MemoryLimit, state_bytes: int) -> Halves:
+        """The split that is to be tried now for a backward that is planned later (`pipeline.forwards`)."""
+        before = self.weighed(default, "default")
+        if not self._forwards.ways:
+            self._forwards.begin(self._ways(default, before, policy), limit.above(state_bytes))
+        way = self._forwards.way
+        if way.solver == MIN_CUT:
+            return self._reported(default, before, *self._cut(default, policy))
+        if way.schedule is None or way.policy is None:
+            return self._kept_default(default, before, "FITS: the limit is kept as it is")
+        schedules = _Schedules(self, default, before.peak_bytes, way.policy, self._hints)
+        return self._reported(default, before, schedules.candidate(Weighed(way.schedule, way.peak_bytes)))
+
+    def _ways(self, default: Halves, before: Candidate, policy: Policy) -> Iterator[Way]:
+        """Ways to split a program, the same ones under any limit."""
+        yield from (Way(one.peak_bytes, one.work, one.solver) for one in (before, *self._cut(default, policy)))
+        relaxed = policy.under_need()
+        for some in (policy, relaxed) if len(relaxed.marks) < len(policy.marks) else (policy,):
+            ladder = _Schedules(self, default, before.peak_bytes, some, self._hints).ladder
+            for one in ladder.curve(_HALVINGS):
+                yield Way(one.peak_bytes, before.work + one.work, WHOLE, one.schedule, some)
+
+    def _cut(self, default: Halves, policy: Policy) -> list[Candidate]:
+        """The minimum cut, where anything runs again for it."""
+        cut = cut_within(default.joint, policy, self._hints, math.inf)
+        return [] if cut is None else [self.weighed(Halves(default.joint, cut), MIN_CUT)]
 
     # --- reports ------------------------------------------------------------------------------------------------------
 
