@@ -47,6 +47,18 @@ def test_embedding_bags_are_checked() -> None:
         bag(weight, indices, torch.tensor([0]), False, 0, False, torch.ones(2))
 
 
+def test_heads_of_queries_may_share_keys() -> None:
+    attend = checked(aten._scaled_dot_product_flash_attention_for_cpu.default)
+    assert attend is not None
+    query, key = torch.rand(2, 4, 3, 8), torch.rand(2, 2, 3, 8)
+    found = attend(query, key, key, 0.0, True)[0]
+    each = key.repeat_interleave(2, 1)
+    assert torch.equal(found, attend(query, each, each, 0.0, True)[0])
+    for keys, values in ((query[:, :3], query[:, :3]), (key, key[:, :1]), (key[:, :0], key[:, :0]), (key[:1], key[:1])):
+        with pytest.raises(RefusedOperands, match="numbers of heads"):
+            attend(query, keys, values, 0.0, True)
+
+
 @pytest.mark.parametrize("kind", ["gru", "lstm", "rnn_tanh"])
 def test_recurrent_layers_are_checked(kind: str) -> None:
     layer = {"gru": torch.nn.GRU, "lstm": torch.nn.LSTM, "rnn_tanh": torch.nn.RNN}[kind](4, 3, 2, bidirectional=True)

@@ -181,7 +181,10 @@ def _grid_backward(given: Mapping[str, Any]) -> None:
 def _attention(given: Mapping[str, Any]) -> None:
     query, key, value = given["query"], given["key"], given["value"]
     _require(query.dim() == key.dim() == value.dim() == 4, "queries, keys and values do not have four dimensions")
-    _require(query.shape[:2] == key.shape[:2] == value.shape[:2], "they have other numbers of heads")
+    _require(query.shape[0] == key.shape[0] and key.shape[:2] == value.shape[:2], "they have other numbers of heads")
+    heads, shared = query.shape[1], key.shape[1]  # several heads of queries may share keys and values
+    divides = shared > 0 and heads % shared == 0 and "logsumexp" not in given
+    _require(heads == shared or divides, "they have other numbers of heads")
     _require(query.shape[3] == key.shape[3] == value.shape[3], "they have other lengths")
     _require(key.shape[2] == value.shape[2], "there is not one key for each value")
     mask = given.get("attn_mask")
