@@ -194,3 +194,23 @@ def test_a_kernel_that_takes_no_free_sizes_is_the_reason() -> None:
     assert torch.equal(frozen(x), expected)
     with pytest.raises(dovetail.DovetailError, match=r"(?s)DT-FREEZE-003.*every size is fixed"):
         frozen(torch.rand(3, 3, 4))
+
+
+class _Beginning(nn.Module):
+    """Reads as much of a buffer as it gets rows: at its whole length, that is no view any more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.rand(8, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.table.narrow(0, 0, x.shape[0]) * x
+
+
+def test_sizes_are_tried_within_their_range() -> None:
+    model = _Beginning()
+    shapes = {"x": {0: torch.export.Dim("rows", max=7)}}
+    frozen = dovetail.freeze(model, (torch.rand(5, 3),), dynamic_shapes=shapes)
+    for rows in (1, 2, 7):
+        x = torch.rand(rows, 3)
+        assert torch.equal(frozen(x), model(x))

@@ -80,7 +80,7 @@ def _free(
         raise BadDynamicShapes(reason="; ".join(notes), hint="leave the size out, or change the model's code")
     if set(symbols) <= fixed:
         return [], notes
-    second = _second(one, numbers, symbols, fixed)
+    second = _second(one, numbers, symbols, free, fixed)
     other = recorder.record(pool, example, free.resized(example.leaves, second))
     at = {symbol: second[label] for label, symbol in symbols.items()}
     difference = difference_at(one.program, other.program, at)
@@ -142,16 +142,22 @@ def _fixed(
 
 
 def _second(
-    one: Recorded, numbers: Mapping[Hashable, int], symbols: Mapping[Hashable, str], fixed: set[Hashable]
+    one: Recorded,
+    numbers: Mapping[Hashable, int],
+    symbols: Mapping[Hashable, str],
+    free: FreeSizes,
+    fixed: set[Hashable],
 ) -> dict[Hashable, int]:
     """Other numbers for the labels, as many as can be, with which the program can be called."""
     chosen = dict(numbers)
     for label in symbols:
         if label in fixed:
             continue
+        least, greatest = free.ranges.get(label, (0, None))
         for number in _others(numbers[label]):
             at = {symbol: number if other == label else chosen[other] for other, symbol in symbols.items()}
-            if _broken(one, at) is None:
+            is_meant = number >= least and (greatest is None or number <= greatest)
+            if is_meant and _broken(one, at) is None:
                 chosen[label] = number
                 break
     return chosen
