@@ -45,6 +45,7 @@ LISTS = (
     "tests/execute/native/test_sums.py",
     "tests/execute/test_arena.py",
     "tests/frontends/freezing/test_recurrent.py",
+    "tests/frontends/generation/test_generate.py",
     "tests/frontends/step/test_agreement.py",
     "tests/frontends/step/test_bound_slots.py",
     "tests/frontends/step/test_cases.py",

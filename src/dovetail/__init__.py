@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from dovetail.frontends.freezing.loading import load
     from dovetail.frontends.freezing.module import FrozenModule
     from dovetail.frontends.function import CompiledFunction, compile
+    from dovetail.frontends.generation.freeze_generation import freeze_generation
+    from dovetail.frontends.generation.generator import FrozenGenerator
     from dovetail.frontends.step.host_calls import host_call
     from dovetail.frontends.step.step import CompiledStep, compile_step
     from dovetail.inspect.explain import explain
@@ -36,6 +38,7 @@ __all__ = [
     "DovetailWarning",
     "Estimate",
     "Explanation",
+    "FrozenGenerator",
     "FrozenModule",
     "Options",
     "__version__",
@@ -49,6 +52,7 @@ __all__ = [
     "estimate",
     "explain",
     "freeze",
+    "freeze_generation",
     "host_call",
     "load",
     "make_boxed_compiler",
@@ -63,6 +67,8 @@ _NAMES_OF = {
     "frontends.freezing.loading": ("load",),
     "frontends.freezing.module": ("FrozenModule",),
     "frontends.function": ("CompiledFunction", "compile"),
+    "frontends.generation.freeze_generation": ("freeze_generation",),
+    "frontends.generation.generator": ("FrozenGenerator",),
     "frontends.step.host_calls": ("host_call",),
     "frontends.step.step": ("CompiledStep", "compile_step"),
     "inspect.explain": ("explain",),

@@ -16,7 +16,7 @@ from dovetail.frontends.freezing.examples import Example, examples_of
 from dovetail.frontends.freezing.free_recording import record_method
 from dovetail.frontends.freezing.freezable import refuse_not_freezable
 from dovetail.frontends.freezing.method import FrozenMethod
-from dovetail.frontends.freezing.module import FrozenModule
+from dovetail.frontends.freezing.module import FreezesTo, FrozenModule
 from dovetail.frontends.freezing.originals import Originals
 from dovetail.frontends.freezing.pool import Pool, copy_of
 from dovetail.frontends.freezing.record import MethodRecorder, Recorded
@@ -207,7 +207,8 @@ class _Freezing:
         running.bind(self._pool, release=self._settings.discards)
         running.prepare()
         self._taken = {}
-        frozen = FrozenModule(
+        make = self._model.frozen_as if isinstance(self._model, FreezesTo) else FrozenModule
+        frozen = make(
             type(self._model).__name__,
             running,
             self._pool,

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -21,6 +21,7 @@ from dovetail.artifact.source_names import checked_keyword, checked_size
 from dovetail.artifact.target_text import Allowed
 from dovetail.artifact.tensors import load_tensors
 from dovetail.artifact.tree_json import tree_from_json
+from dovetail.deferred import deferred
 from dovetail.errors import BadOptionValue, FrozenElsewhere
 from dovetail.execute.compiled import CompiledProgram
 from dovetail.execute.executors.checked import with_checks
@@ -53,6 +54,13 @@ from dovetail.pipeline.freezing import Folded, Unfolded, finish
 from dovetail.pipeline.options import Options, resolve_options
 from dovetail.pipeline.passes import Context
 from dovetail.torch_compat.version import ensure_supported_torch, installed_torch_version
+
+if TYPE_CHECKING:
+    from dovetail.frontends.generation import generator
+    from dovetail.frontends.generation import habits as generation_habits
+else:
+    generator = deferred("dovetail.frontends.generation.generator")
+    generation_habits = deferred("dovetail.frontends.generation.habits")
 
 
 @collection_paused()
@@ -157,7 +165,10 @@ class _Reader:
         finishers = [self._finish for method in contents.methods.values() for _ in method.programs]
         running = Running(contents.methods, self._executors, finishers, packs=self._packs)
         running.bind(contents.pool)
-        return FrozenModule(contents.name, running, contents.pool, sources=contents.sources)
+        if contents.generation is None:
+            return FrozenModule(contents.name, running, contents.pool, sources=contents.sources)
+        habits = generation_habits.habits_from_json(contents.generation)
+        return generator.FrozenGenerator(contents.name, running, contents.pool, habits=habits, sources=contents.sources)
 
     def contents(self, data: Any) -> Contents:
         """What the file holds. Raises: ValueError, and the errors of `load`."""
@@ -182,7 +193,11 @@ class _Reader:
         methods = {_method_name(name): self._method(name, entry, tensors) for name, entry in data["methods"].items()}
         sources = Sources(kept, MEMORY, is_complete=data["sources_complete"] is True)
         pool = Pool(tensors, origins, state, frozenset(texts_of(data["unused"])))
-        return Contents(text_of(data["name"]), methods, pool, sources)
+        generation = data.get("generation")  # of a model that generates
+        if generation is not None:
+            generation_habits.habits_from_json(generation)
+            generation_habits.check_generates(methods, tensors, state)
+        return Contents(text_of(data["name"]), methods, pool, sources, generation)
 
     def _finish(self, folded: Folded, executors: ExecutorList) -> RunnableProgram:
         program = finish(folded, Context(self._options), Dump(None, folded.program.name, {}))

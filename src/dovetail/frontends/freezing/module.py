@@ -31,6 +31,14 @@ else:
     weights = deferred("dovetail.frontends.freezing.weights")
 
 
+class FreezesTo(torch.nn.Module):
+    """A module whose frozen program can do more than a `FrozenModule`."""
+
+    def frozen_as(self, name: str, running: Running, pool: Pool, **settings: Any) -> FrozenModule:
+        """What `freeze` returns. name: of the class. settings: see `FrozenModule`."""
+        raise NotImplementedError
+
+
 class FrozenModule(torch.nn.Module):
     """A frozen model: an inference program with its weights inside. Made by `dovetail.freeze` and `dovetail.load`.
 
@@ -178,7 +186,8 @@ class FrozenModule(torch.nn.Module):
         Raises: NotSerializable for what only code can reconstruct (arguments that are objects, subgraphs of control
         flow, containers of the user's own kind), before anything is written; OSError.
         """
-        saving.save(saving.Contents(self._name, self._running.frozen, self._pool, self._sources), path)
+        kept = saving.Contents(self._name, self._running.frozen, self._pool, self._sources, self._generation())
+        saving.save(kept, path)
 
     def export(self, method: str = "forward") -> torch.export.ExportedProgram:
         """A method as a torch.export program, for sizes above 1 where they are symbolic.
@@ -254,16 +263,25 @@ class FrozenModule(torch.nn.Module):
         pool = Pool(tensors, dict(self._pool.origins), self._pool.state, self._pool.unused)
         running = self._running.again()
         running.bind(pool)
-        return FrozenModule(
-            self._name,
-            running,
-            pool,
-            sources=self._sources,
-            originals=self._originals,
-            on_stale=self._on_stale,
-            unfrozen=self._unfrozen[0],
-            compile_trace=self._compile_trace,
-        )
+        return self._like(running, pool)
+
+    def _like(self, running: Running, pool: Pool) -> FrozenModule:
+        """The same over another pool."""
+        return FrozenModule(self._name, running, pool, **self._settings())
+
+    def _generation(self) -> dict[str, Any] | None:
+        """What a file says of a model that generates."""
+        return None
+
+    def _settings(self) -> dict[str, Any]:
+        """What it was made with, beside the program and its tensors."""
+        return {
+            "sources": self._sources,
+            "originals": self._originals,
+            "on_stale": self._on_stale,
+            "unfrozen": self._unfrozen[0],
+            "compile_trace": self._compile_trace,
+        }
 
     def extra_repr(self) -> str:
         """What it was frozen from, and how large it is."""

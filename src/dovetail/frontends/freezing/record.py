@@ -6,6 +6,7 @@ the leaves, and then tensors of the pool. What the recording relied on about siz
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +18,7 @@ from dovetail.analysis.infer import MetaInference
 from dovetail.capture.exclusive import RECORDING
 from dovetail.capture.recording import Recording
 from dovetail.capture.recurrent import recorded_whole
-from dovetail.errors import NotFreezable, PythonSideEffect
+from dovetail.errors import NotFreezable, PythonSideEffect, UnsupportedOutput
 from dovetail.frontends.described_call import Call, checked_name
 from dovetail.frontends.freezing.examples import Example, same_tensors
 from dovetail.frontends.freezing.nesting import Captured, Nesting
@@ -34,6 +35,8 @@ from dovetail.ir.signature import Constant, Signature, UserInput
 from dovetail.ir.sizes import Number
 from dovetail.torch_compat.sparse import form_of
 from dovetail.torch_compat.subclasses import is_wrapper
+
+_CACHE = re.compile(r"\b(?:Dynamic|Static|EncoderDecoder|Quantized)\w*(?:Cache|Layer)\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +81,13 @@ class MethodRecorder:
             order = example.order()
             described = self._described(*example.call(leaves))
             given_dims = None if dims is None else lambda place: dims(order[place])
-            described, recorder, recording = recorded(
-                self._target, described, None, dims=given_dims, unknown_sizes=dims is None, watches=False
-            )
+            try:
+                described, recorder, recording = recorded(
+                    self._target, described, None, dims=given_dims, unknown_sizes=dims is None, watches=False
+                )
+            except (PythonSideEffect, UnsupportedOutput) as error:
+                self._refuse_cache(error, leaves)
+                raise
             self._refuse_wrappers(described)
             inputs = [described.everything[source] for source in recorder.sources]
             if recording.left_modes:
@@ -91,6 +98,15 @@ class MethodRecorder:
             arguments = tuple(order[leaf] for leaf in one.arguments)
             written = frozenset(order[leaf] for leaf in one.written)
             return replace(one, arguments=arguments, written=written, same=same_tensors(leaves))
+
+    def _refuse_cache(self, error: PythonSideEffect | UnsupportedOutput, leaves: Sequence[Any]) -> None:
+        """Say so where what cannot be recorded is the key-value cache of a model of transformers."""
+        given = [type(leaf).__name__ for leaf in leaves if type(leaf).__module__ == "transformers.cache_utils"]
+        found = given or _CACHE.findall(str(error.facts.get("what")))
+        if found:
+            hint = "call it with use_cache=False; dovetail.freeze_generation makes a program with its cache inside"
+            reason = f"it keeps keys and values in a {found[0]}, an object of transformers"
+            raise NotFreezable(what=self._method, reason=reason, hint=hint) from error
 
     def _described(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
         leaves, spec = flatten((tuple(args), dict(kwargs)))

@@ -44,12 +44,13 @@ INDEX = "frozen.json"
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a frozen module consists of."""
+    """What a frozen module consists of. generation: how it generates, if it does: `generation.habits` as JSON."""
 
     name: str
     methods: Mapping[str, FrozenMethod]
     pool: Pool
     sources: Sources | None
+    generation: Mapping[str, Any] | None = None
 
 
 def save(contents: Contents, path: str | Path) -> None:
@@ -72,6 +73,8 @@ def save(contents: Contents, path: str | Path) -> None:
         "unused": sorted(pool.unused),
         "sources_complete": sources is not None and sources.is_complete,
     }
+    if contents.generation is not None:
+        index["generation"] = dict(contents.generation)
     members = {INDEX: json_bytes(index), **members, **save_tensors(pool.stored())}
     write_container(path, {**members, **save_tensors(kept, "sources")})
 

@@ -1,0 +1,1 @@
+"""Language models of transformers as programs that generate: `dovetail.freeze_generation`."""
