@@ -40,24 +40,32 @@ class Segment(Drafted):
     def call(self, target: Any, *args: Operand, **kwargs: Operand) -> Value:
         """A node; described as what it gives is. Raises: RuntimeError where torch refuses it."""
         found = target(*map(self._tensor, args), **{name: self._tensor(each) for name, each in kwargs.items()})
-        if isinstance(found, Tensor):
-            start = found.untyped_storage().data_ptr()
-            if start not in self.known:
-                self.storages += 1
-                self.known[start] = self.storages
-            meta: Any = TensorMeta(
-                *(tuple(found.shape), found.stride(), found.storage_offset(), found.dtype, found.device),
-                self.known[start],
-            )
-        else:
-            meta = ScalarMeta(symbol(f"v{len(self.nodes)}"))
+        meta: Any = self._meta(found) if isinstance(found, Tensor) else ScalarMeta(symbol(f"v{len(self.nodes)}"))
         result = Value(f"v{len(self.nodes)}", meta)
         self.nodes.append(Node(target, args, tuple(kwargs.items()), (result,)))
         if isinstance(found, Tensor):
             self.real[result] = found
         return result
 
+    def several(self, target: Any, *args: Operand) -> list[Value]:
+        """A node of several results. Raises: RuntimeError where torch refuses it."""
+        found = target(*map(self._tensor, args))
+        results = [Value(f"v{len(self.nodes)}_{at}", self._meta(tensor)) for at, tensor in enumerate(found)]
+        self.nodes.append(Node(target, args, (), tuple(results), unpack=True))
+        self.real.update(zip(results, found, strict=True))
+        return results
+
+    def _meta(self, tensor: Tensor) -> TensorMeta:
+        start = tensor.untyped_storage().data_ptr()
+        if start not in self.known:
+            self.storages += 1
+            self.known[start] = self.storages
+        place = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+        return TensorMeta(*place, tensor.dtype, tensor.device, self.known[start])
+
     def _tensor(self, operand: Operand) -> Any:
+        if isinstance(operand, list):
+            return [self._tensor(each) for each in operand]
         return self.real[operand] if isinstance(operand, Value) else operand
 
 

@@ -87,7 +87,7 @@ def test_drawn_programs(seed: int) -> None:
 
 def test_drawn_programs_repeat_operands() -> None:
     claims = [claim_of(node) for seed in range(40) for node in _drawn(seed)[1].nodes]
-    assert sum(claim is not None and any(claim.repeats) for claim in claims) > 60
+    assert sum(claim is not None and any(isinstance(x, Repeat) for x in claim.hows) for claim in claims) > 60
 
 
 def _meta(shape: Any, stride: Any) -> TensorMeta:

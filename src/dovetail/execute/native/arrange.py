@@ -42,7 +42,8 @@ class OpenRow:
             for other in self.touched.get(meta.storage, ()):
                 if not (access.is_written or other.is_written):
                     continue
-                is_same = fits and meta.offset == other.meta.offset and meta.dtype == other.meta.dtype
+                is_same = fits and (meta.offset, meta.dtype) == (other.meta.offset, other.meta.dtype)
+                is_same = is_same and access.pitch == other.pitch
                 if is_same and not (access.is_single or other.is_single):
                     found = 1
                 elif is_same or not are_apart(meta, other.meta):

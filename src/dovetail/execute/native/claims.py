@@ -6,7 +6,7 @@ lie densely and alike, single elements, numbers. The second is a probe, asked on
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,7 @@ import torch
 from dovetail.execute.native.claim_base import ELEMENTS, ClaimBase
 from dovetail.execute.native.driver import THREADED
 from dovetail.execute.native.formula import TRUTHS, Formula, reads_place, substituted
+from dovetail.execute.native.grids import Grid, Pitch, grid_of
 from dovetail.execute.native.loop import COLUMN, ROW
 from dovetail.execute.native.machine import has_pool
 from dovetail.execute.native.probes import (
@@ -42,33 +43,41 @@ _UNREAD = (None, False, torch.preserve_format, torch.strided)
 _DESCRIBING = frozenset({"self", "size", "dtype", "device", "memory_format"})  # the result is known
 _WHOLE = 2**53
 
+How = bool | Repeat | Pitch
+"""How a loop reads an operand: whether that is one element; how it is read again and again; or where its rows lie."""
+
 
 @dataclass(frozen=True, slots=True)
 class Claim(ClaimBase):
     """A pointwise node that may be machine code: see `rows.RowClaim`.
 
-    operands: what the formula reads, in its order. kinds: of each, as probes name them. repeats: of each that is read
-    again and again, how. into: the value whose memory
-    the result is written to; None where the node makes new memory. result: what the node gives, if anything. most: see
-    `rule.Rule`.
+    operands: what the formula reads, in its order. hows: how each is read. into: the value whose memory the result is
+    written to; None where the node makes new memory. result: what the node gives, if anything. grid: the rows of the
+    result, if there are gaps between those of an operand or of the result. most: see `rule.Rule`.
     """
 
     node: Node
     question: Question
     operands: tuple[Operand, ...]
-    kinds: tuple[str, ...]
-    repeats: tuple[Repeat | None, ...]
+    hows: tuple[How, ...]
     into: Value | None
     result: Value
     layout: Layout
+    grid: Grid | None = None
     most: int | None = None
+
+    @property
+    def how_written(self) -> How:
+        """How the elements of the result lie."""
+        return Pitch(self.grid.pitches[0]) if self.grid is not None else False
 
     def accesses(self) -> list[Access]:
         """What it touches."""
-        found = [Access(self.written.tensor, is_written=True)]
-        for operand, kind, repeat in zip(self.operands, self.kinds, self.repeats, strict=True):
-            if isinstance(operand, Value) and kind != NUMBER:
-                found.append(Access(operand.tensor, is_single=kind == SINGLE or repeat is not None))
+        found = [Access(self.written.tensor, is_written=True, pitch=_pitch(self.how_written))]
+        for operand, how in zip(self.operands, self.hows, strict=True):
+            if isinstance(operand, Value) and operand.is_tensor:
+                is_single = how is True or isinstance(how, Repeat)
+                found.append(Access(operand.tensor, is_single=is_single, pitch=_pitch(how)))
         return found
 
     def is_proven(self) -> bool:
@@ -76,7 +85,7 @@ class Claim(ClaimBase):
         formula = self.formula()
         if formula is None or not reads_place(formula):
             return formula is not None
-        if any(self.repeats):
+        if any(isinstance(how, Repeat) for how in self.hows):
             return False  # eager's last elements are those of each row then
         count = self.written.tensor.numel()
         most = THREADED - 1 if self.most is None else self.most
@@ -114,47 +123,100 @@ def _with_operands(
     node: Node, rule: Rule, arguments: Mapping[str, Operand], into: str, written: Value | None, result: Value
 ) -> Claim | None:
     meta = result.tensor
-    layout = layout_of(meta)
-    if layout is None or meta.device.type != "cpu" or not (written is None or _is_like(written.tensor, meta)):
+    if meta.device.type != "cpu":
         return None
     name = schema_of(node.target).name.removesuffix("_")  # type: ignore[arg-type]
-    count = meta.numel()
-    given = {**arguments, TWO_BY_COUNT: _two_by(count)}
+    given = {**arguments, TWO_BY_COUNT: _two_by(meta.numel())}
     found = [(each, given.get(each)) for each in rule.operands]
     tensors = [x for each, x in found if isinstance(x, Value) and x.is_tensor and not _is_truth(name, each)]
     dtype = tensors[0].tensor.dtype if tensors else meta.dtype
     candidates = _candidates(rule, arguments)
     if dtype not in ELEMENTS or not candidates or meta.dtype is not _result_dtype(candidates[0], dtype):
         return None
-    kinds = {each: _kind(operand, meta, torch.bool if _is_truth(name, each) else dtype) for each, operand in found}
-    repeats = {each: _repeat(operand, meta) if kinds[each] in REPEATED else None for each, operand in found}
-    ones = {place: 1.0 for place, (_, x) in enumerate(found) if type(x) is int and x == 1 and place >= 2}
     rest = {each: x for each, x in arguments.items() if each not in rule.operands and each != into}
     if any(is_near(x, rule.avoided[each]) for each, x in found if each in rule.avoided and isinstance(x, int | float)):
         return None
-    if "" in kinds.values() or not all(_may_be_left_out(rule, each, x) for each, x in rest.items()):
+    if not all(_may_be_left_out(rule, each, x) for each, x in rest.items()):
         return None
-    if rule.is_fill:
-        rest = {}
-    if written is None and not _is_described(rule, kinds, count):
+    dtypes = [torch.bool if _is_truth(name, each) else dtype for each in rule.operands]
+    operands = [x for _, x in found]
+    form = _dense_form(rule, operands, dtypes, written, meta) or _form_in_rows(rule, operands, dtypes, written, meta)
+    if form is None:
         return None
-    kept = [(each, x) for place, (each, x) in enumerate(found) if place not in ones]
-    others = [*rest.items(), *((each, x) for place, (each, x) in enumerate(found) if place in ones)]
+    ones = {place: 1.0 for place, (_, x) in enumerate(found) if type(x) is int and x == 1 and place >= 2}
+    kept = [place for place in range(len(found)) if place not in ones]
+    others = [*({} if rule.is_fill else rest).items(), *(found[place] for place in ones)]
     question = Question(
         node.target,  # type: ignore[arg-type]
         tuple(substituted(candidate, ones) for candidate in candidates),
         dtype,
-        tuple((each, kinds[each]) for each, _ in kept),
+        tuple((found[place][0], form.kinds[place]) for place in kept),
         tuple((each, x) for each, x in others if x is not None),
         into,
         tuple(rule.avoided.items()),
         repr(others),
         rule.is_fill,
+        form.grid is not None,
     )
-    operands = tuple(x for _, x in kept)
-    of_kept = tuple(kinds[each] for each, _ in kept)
-    repeated = tuple(repeats[each] for each, _ in kept)
-    return Claim(node, question, operands, of_kept, repeated, written, result, layout, rule.most)
+    hows = tuple(form.hows[place] for place in kept)
+    return Claim(
+        node, question, tuple(operands[p] for p in kept), hows, written, result, form.layout, form.grid, rule.most
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How operands are read: kinds, as probes name them, and hows, of each. layout, grid: of what is written."""
+
+    kinds: Sequence[str]
+    hows: Sequence[How]
+    layout: Layout
+    grid: Grid | None = None
+
+
+def _dense_form(
+    rule: Rule, operands: Sequence[Operand], dtypes: Sequence[torch.dtype], written: Value | None, meta: TensorMeta
+) -> _Form | None:
+    """Elements of the result lie without gaps, those of operands alike, or operands are broadcast."""
+    layout = layout_of(meta)
+    if layout is None or not (written is None or _is_like(written.tensor, meta)):
+        return None
+    kinds = [_kind(operand, meta, dtype) for operand, dtype in zip(operands, dtypes, strict=True)]
+    if "" in kinds or (written is None and not _is_described(rule, kinds, meta.numel())):
+        return None
+    repeats = [_repeat(x, meta) if kind in REPEATED else None for x, kind in zip(operands, kinds, strict=True)]
+    hows = [repeat or kind == SINGLE for repeat, kind in zip(repeats, kinds, strict=True)]
+    return _Form(kinds, hows, layout)
+
+
+def _form_in_rows(
+    rule: Rule, operands: Sequence[Operand], dtypes: Sequence[torch.dtype], written: Value | None, meta: TensorMeta
+) -> _Form | None:
+    """There are gaps between rows of elements."""
+    kinds = [_kind_in_rows(operand, meta, dtype) for operand, dtype in zip(operands, dtypes, strict=True)]
+    if "" in kinds or rule.is_fill or not (written is None or written.tensor.shape == meta.shape):
+        return None
+    read = [x for x, kind in zip(operands, kinds, strict=True) if isinstance(x, Value) and kind in (ARRAY, TRUTH)]
+    grid = grid_of([meta if written is None else written.tensor, *(value.tensor for value in read)]) if read else None
+    if grid is None:
+        return None
+    pitches = dict(zip(read, grid.pitches[1:], strict=False))
+    hows = [Pitch(pitches[x]) if x in pitches else kind == SINGLE for x, kind in zip(operands, kinds, strict=True)]
+    return _Form(kinds, hows, ("rows", grid.rows, grid.inner), grid)
+
+
+def _kind_in_rows(operand: Operand, like: TensorMeta, dtype: torch.dtype) -> str:
+    """The kind of an operand, wherever its rows lie."""
+    if not (isinstance(operand, Value) and operand.is_tensor and operand.tensor.shape):
+        return _kind(operand, like, dtype)
+    meta = operand.tensor
+    if meta.dtype is not dtype or meta.device != like.device:
+        return ""
+    return TRUTH if dtype is torch.bool else ARRAY
+
+
+def _pitch(how: How) -> int | None:
+    return how.elements if isinstance(how, Pitch) else None
 
 
 def _two_by(count: Size) -> float | None:
@@ -162,12 +224,12 @@ def _two_by(count: Size) -> float | None:
     return 2.0 / max(count, 1) if isinstance(count, int) else None
 
 
-def _is_described(rule: Rule, kinds: Mapping[str, str], count: Size) -> bool:
+def _is_described(rule: Rule, kinds: Sequence[str], count: Size) -> bool:
     """Whether a new result lies like an operand, or its size is known."""
     if rule.is_fill:
         return isinstance(count, int)
-    is_whole = ARRAY in kinds.values() or TRUTH in kinds.values()
-    return not kinds or is_whole or (isinstance(count, int) and not REPEATED.isdisjoint(kinds.values()))
+    is_whole = ARRAY in kinds or TRUTH in kinds
+    return not kinds or is_whole or (isinstance(count, int) and not REPEATED.isdisjoint(kinds))
 
 
 def _candidates(rule: Rule, arguments: Mapping[str, Operand]) -> tuple[Formula, ...]:

@@ -1,8 +1,8 @@
 """LLVM's text for a loop.
 
     define void @kernel(ptr %row, i64 %from, i64 %to)   row: the count, the pointers, the numbers, and how cells are
-                                                        repeated, in slots of eight bytes; it runs the elements from one
-                                                        number to another
+                                                        repeated or where rows lie, in slots of eight bytes; it runs the
+                                                        elements from one number to another
     define internal void @kernel_body(...)              the same by value; its pointers are noalias, so that loops
                                                         become vectors
 
@@ -104,10 +104,35 @@ class _Writer:
             if self.type != "double":
                 number = self._set(f"fptrunc double {number} to {self.type}")
             given.append(f"{self.type} {number}")
-        for at in range(1 + len(self.loop.cells) + self.loop.numbers, self.loop.slots):
-            given.append("i64 " + self._set(f"load i64, ptr {self._slot(at)}"))
-        self._line(f"call void @{self.name}_body({', '.join(given)})")
-        self.out += ["  br label %end", "end:", "  ret void", "}", ""]
+        counts = [
+            self._set(f"load i64, ptr {self._slot(at)}")
+            for at in range(1 + len(self.loop.cells) + self.loop.numbers, self.loop.slots)
+        ]
+        if self.loop.in_rows:
+            self._write_rows(given, *counts)
+        else:
+            self._line(f"call void @{self.name}_body({', '.join([*given, *(f'i64 {count}' for count in counts)])})")
+            self._line("br label %end")
+        self.out += ["end:", "  ret void", "}", ""]
+
+    def _write_rows(self, given: Sequence[str], inner: str, *pitches: str) -> None:
+        """Run each row, or the part of it that is asked for. given: what the body takes. inner: elements of a row."""
+        self._line("br label %rows")
+        self.out.append("rows:")
+        self._line("%at = phi i64 [%from, %start], [%behind, %rows]")
+        row, first = self._set(f"sdiv i64 %at, {inner}"), self._set(f"srem i64 %at, {inner}")
+        wanted = self._set(f"add i64 {first}, {self._set('sub i64 %to, %at')}")
+        last = self._set(f"call i64 @llvm.smin.i64(i64 {wanted}, i64 {inner})")
+        moved = []
+        for at, pitch in enumerate(pitches):
+            start = self._set(f"mul i64 {row}, {pitch}")
+            pointer = given[2 + at].removeprefix("ptr ")
+            moved.append("ptr " + self._set(f"getelementptr {self._cell_type(at)}, ptr {pointer}, i64 {start}"))
+        numbers = given[2 + len(pitches) :]
+        self._line(f"call void @{self.name}_body({', '.join([f'i64 {first}', f'i64 {last}', *moved, *numbers])})")
+        self._line(f"%behind = add i64 %at, {self._set(f'sub i64 {last}, {first}')}")
+        self._line("%is_all = icmp sge i64 %behind, %to")
+        self._line("br i1 %is_all, label %end, label %rows")
 
     def _slot(self, at: int) -> str:
         return self._set(f"getelementptr i64, ptr %row, i64 {at}")

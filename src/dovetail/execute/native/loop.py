@@ -52,13 +52,18 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """element: "float" or "double". numbers: how many are handed in. stores: pairs of a cell and a step."""
+    """element: "float" or "double". numbers: how many are handed in. stores: pairs of a cell and a step.
+
+    in_rows: whether cells have rows with gaps between them. One more number says how long a row is, and one for each
+    cell how far its rows lie apart: see `grids.Grid`.
+    """
 
     element: str
     cells: tuple[Cell, ...]
     numbers: int
     steps: tuple[Step, ...]
     stores: tuple[tuple[int, int], ...]
+    in_rows: bool = False
 
     @property
     def repeated(self) -> tuple[int, ...]:
@@ -67,5 +72,8 @@ class Loop:
 
     @property
     def slots(self) -> int:
-        """How many eight-byte slots a call takes: the count, the pointers, the numbers, and two for each such cell."""
-        return 1 + len(self.cells) + self.numbers + 2 * len(self.repeated)
+        """How many eight-byte slots a call takes: the count, the pointers, the numbers, two for each such cell, and
+        what is said of rows.
+        """
+        rows = 1 + len(self.cells) if self.in_rows else 0
+        return 1 + len(self.cells) + self.numbers + 2 * len(self.repeated) + rows

@@ -9,16 +9,17 @@ from collections.abc import Collection, Sequence
 
 import torch
 
-from dovetail.execute.native.claims import Claim
+from dovetail.execute.native.claims import Claim, How
+from dovetail.execute.native.grids import Pitch
 from dovetail.execute.native.loop import COLUMN, ROW, Cell, From, Loop, Source, Step
 from dovetail.execute.native.machine import kernel_of
-from dovetail.execute.native.probes import NUMBER, SINGLE
+from dovetail.execute.native.probes import NUMBER
 from dovetail.execute.native.repeats import ENDLESS, Repeat
 from dovetail.execute.native.rows import Address, Addresses, Count, ReadyRow
 from dovetail.ir.program import Operand, Value
 
 Place = tuple[int, object, torch.dtype, object]
-"""A piece of memory as a loop sees it: storage, offset, dtype, whether it is one element, or how it is repeated."""
+"""A piece of memory as a loop sees it: storage, offset, dtype, and how it is read: see `claims.How`."""
 
 
 def loop_row(claims: Sequence[Claim], unread: Collection[int], addresses: Addresses) -> ReadyRow | None:
@@ -42,20 +43,19 @@ class _Builder:
         self.operands: list[tuple[Operand, float | None]] = []
         self.current: dict[Place, Source] = {}
         self.steps: list[Step] = []
+        self.grid = claims[0].grid
 
     def build(self) -> ReadyRow | None:
         written: dict[Place, Value] = {}
         for claim in self.claims:
             avoided = dict(claim.question.avoided)
             sources = [
-                self._source(operand, kind, avoided.get(name), repeat)
-                for operand, (name, kind), repeat in zip(
-                    claim.operands, claim.question.operands, claim.repeats, strict=True
-                )
+                self._source(operand, kind, avoided.get(name), how)
+                for operand, (name, kind), how in zip(claim.operands, claim.question.operands, claim.hows, strict=True)
             ]
             formula = claim.formula()
             assert formula is not None, "only claims whose formula is known are arranged"
-            place = _place(claim.written, False)
+            place = _place(claim.written, claim.how_written)
             self.current[place] = Source(From.STEP, len(self.steps))
             self.steps.append(Step(formula, tuple(sources)))
             written[place] = claim.written
@@ -67,9 +67,12 @@ class _Builder:
         if not stores:
             return None
         cells, element = tuple(self.kinds), self.claims[0].element
-        kernel = kernel_of(Loop(element, cells, len(self.operands), tuple(self.steps), tuple(stores)))
+        steps, in_rows = tuple(self.steps), self.grid is not None
+        kernel = kernel_of(Loop(element, cells, len(self.operands), steps, tuple(stores), in_rows))
         assert kernel is not None, "a formula that was found has its vector functions"
         pointers, counts = tuple(self.pointers), tuple(self.counts)
+        if self.grid is not None:
+            counts = (self.grid.inner, *counts)
         return ReadyRow(kernel, self._items(), pointers, tuple(self.operands), counts=counts)
 
     def _items(self) -> int | Value:
@@ -80,7 +83,7 @@ class _Builder:
             a.value for a, cell in zip(self.pointers, self.kinds, strict=True) if not (cell.is_single or cell.repeats)
         )
 
-    def _source(self, operand: Operand, kind: str, avoided: float | None, repeat: Repeat | None) -> Source:
+    def _source(self, operand: Operand, kind: str, avoided: float | None, how: How) -> Source:
         if kind == NUMBER:
             key = (operand if isinstance(operand, Value) else (type(operand), repr(operand)), avoided)
             if key not in self.numbers:
@@ -88,7 +91,7 @@ class _Builder:
                 self.operands.append((operand, avoided))
             return Source(From.NUMBER, self.numbers[key])
         assert isinstance(operand, Value), "all others are tensors"
-        place = _place(operand, kind == SINGLE or (repeat or False))
+        place = _place(operand, how)
         if place not in self.current:
             self.current[place] = Source(From.CELL, self._cell(place, operand))
         return self.current[place]
@@ -101,11 +104,13 @@ class _Builder:
             self.kinds.append(Cell(is_single=how is True, is_truth=is_truth, repeats=repeats))
             if isinstance(how, Repeat):
                 self.counts += _counts(how, self.addresses.get(value, Address(value)).value)
+            elif self.grid is not None:
+                self.counts.append(how.elements if isinstance(how, Pitch) else 0)
             self.pointers.append(self.addresses.get(value, Address(value)))
         return self.cells[place]
 
 
-def _place(value: Value, how: object) -> Place:
+def _place(value: Value, how: How) -> Place:
     return (value.tensor.storage, value.tensor.offset, value.tensor.dtype, how)
 
 

@@ -55,7 +55,7 @@ class Places:
         self.addresses[claim.result] = self.addresses.get(into, Address(into))
 
     def _add_view(self, node: Node) -> None:
-        self.addresses[node.results()[0]] = shown_address(node, self.addresses)
+        self.addresses.update(shown_addresses(node, self.addresses))
 
     def holder(self, value: Value) -> Value:
         """The value with a variable in whose memory a value lies."""
@@ -76,11 +76,11 @@ class Places:
             if value in wanted:
                 sources = node.operands() if self._runs(value) else [self.roots[value]]
                 wanted.update(source for source in sources if source in self.inside and source not in kept)
-        steps: list[Node | tuple[Value, Value]] = []
+        steps: dict[Node | tuple[Value, Value], None] = {}
         for value, node in self.inside.items():
             if value in wanted:
-                steps.append(node if self._runs(value) else (value, self.roots[value]))
-        return steps
+                steps[node if self._runs(value) else (value, self.roots[value])] = None
+        return list(steps)
 
     def _runs(self, value: Value) -> bool:
         """Whether a value that is wanted is a view that runs, and no other name of a tensor."""
@@ -92,9 +92,12 @@ def _is_all_of(view: Value, of: Value) -> bool:
     return (shown.shape, shown.stride, shown.offset) == (whole.shape, whole.stride, whole.offset)
 
 
-def shown_address(node: Node, addresses: Mapping[Value, Address]) -> Address:
-    """Where a view lies. addresses: of values without a variable of their own."""
-    (shown,), (of,) = node.results(), [value for value in node.operands() if value.is_tensor]
+def shown_addresses(node: Node, addresses: Mapping[Value, Address]) -> dict[Value, Address]:
+    """Where the results of a view lie. addresses: of values without a variable of their own."""
+    (of,) = [value for value in node.operands() if value.is_tensor]
     start = addresses.get(of, Address(of))
-    elements = int(shown.tensor.offset) - int(of.tensor.offset)  # type: ignore[arg-type]
-    return Address(start.value, start.behind + elements * shown.tensor.dtype.itemsize)
+    found = {}
+    for shown in node.results():
+        elements = int(shown.tensor.offset) - int(of.tensor.offset)  # type: ignore[arg-type]
+        found[shown] = Address(start.value, start.behind + elements * shown.tensor.dtype.itemsize)
+    return found

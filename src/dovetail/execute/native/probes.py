@@ -30,6 +30,7 @@ from dovetail.execute.native.formula import TRUTHS, Formula
 from dovetail.execute.native.loop import COLUMN, ROW, Cell, From, Loop, Source, Step
 from dovetail.execute.native.machine import driver, kernel_of
 from dovetail.execute.native.rule import TWO_BY_COUNT
+from dovetail.execute.native.scratch import copied, scratch
 from dovetail.execute.operator_runs import by_themselves
 from dovetail.torch_compat.dispatch import Overload, has_own_kernels, schema_of
 
@@ -45,6 +46,7 @@ _TRUTHS = frozenset({TRUTH, TRUTH_ROW, TRUTH_COLUMN})
 _SMALL = range(1, 71)
 _GRID, _DRAWN = 520, 800  # elements at once: few, so that a first call takes no more memory than it is said to
 _PARTS = 16  # of the random elements: each is drawn anew
+_KEPT = 4 * _PARTS  # blocks of drawn elements
 _THREADED = 33_000  # more than torch gives to one thread
 _SPECIAL = 256  # pairs of special elements, which come first
 _NEAR = 1e-7  # more than the rounding of float32
@@ -81,6 +83,7 @@ class Question:
     operands: name and kind of those that the formulas read. others: the arguments besides, as they are in the program.
     into: the argument that is written, "" if none is. avoided: values that numbers do not have.
     spelled: the others as text, for 2 and 2.0 are equal. is_fill: whether it makes a tensor of nothing but numbers.
+    in_rows: whether tensors have rows with gaps between them.
     """
 
     target: Overload
@@ -92,6 +95,7 @@ class Question:
     avoided: tuple[tuple[str, float], ...] = ()
     spelled: str = ""
     is_fill: bool = False
+    in_rows: bool = False
 
 
 def is_near(number: float, other: float) -> bool:
@@ -129,11 +133,8 @@ def _kept(question: Question) -> int:
 
 
 def _try_all(question: Question) -> int:
-    try:
-        with by_themselves():
-            return next((at for at, found in enumerate(question.candidates) if _agrees(question, found)), -1)
-    finally:
-        _all_drawn.cache_clear()  # no memory is kept
+    with by_themselves():
+        return next((at for at, found in enumerate(question.candidates) if _agrees(question, found)), -1)
 
 
 def _agrees(question: Question, formula: Formula) -> bool:
@@ -191,14 +192,16 @@ class _Trial:
         ]
         stored = self.cells.index(self.into)
         step = Step(formula, tuple(sources))
-        self.loop = Loop(ELEMENTS[question.dtype], tuple(cells), len(self.numbers), (step,), ((stored, 0),))
+        stores = ((stored, 0),)
+        self.loop = Loop(ELEMENTS[question.dtype], tuple(cells), len(self.numbers), (step,), stores, question.in_rows)
         self.kernel = kernel_of(self.loop)
 
     def agrees(self, size: int, start: int, part: int, first: int, numbers: Sequence[float]) -> bool:
         """Whether both give the same on a case: see `_cases`."""
         question, given = self.question, dict[str, Any]()
-        rows, columns = _rows_and_columns(size, first) if self.loop.repeated else (1, size)
-        shape = (rows, columns) if self.loop.repeated else (size,)
+        in_rows = question.in_rows
+        rows, columns = _rows_and_columns(size, first, in_rows) if self.loop.repeated or in_rows else (1, size)
+        shape = (rows, columns) if self.loop.repeated or in_rows else (size,)
         values = iter(numbers)
         for place, (name, kind) in enumerate(question.operands):
             if name == TWO_BY_COUNT:
@@ -212,10 +215,11 @@ class _Trial:
                     kind, shape
                 )
                 drawn = _drawn(question.dtype, (place, part), first, math.prod(own))
-                given[name] = _placed(drawn > 0 if kind in _TRUTHS else drawn, start).view(own)
+                drawn = (drawn > 0 if kind in _TRUTHS else drawn).view(own)
+                given[name] = _placed(drawn, start, 1 + (place + size) % 3 if in_rows else 0)
         wanted_dtype = torch.bool if self.is_truth else question.dtype
-        made = _placed(torch.zeros(size, dtype=wanted_dtype, device="cpu"), start).view(shape)
-        before = {name: given[name].clone() for name in self.cells if name}
+        made = _placed(scratch(shape, wanted_dtype), start)
+        before = {name: copied(given[name]) for name in self.cells if name}
         try:
             expected = self._eager(given, shape)
         except (RuntimeError, TypeError, ValueError, IndexError):
@@ -230,6 +234,8 @@ class _Trial:
             for at in self.loop.repeated
             for number in ((1, columns) if self.loop.cells[at].repeats == ROW else (columns, rows))
         ]
+        if in_rows:
+            counts = [columns, *(x.stride(0) if x.dim() else 0 for x in tensors)]
         form = f"{4 + len(pointers)}q{len(handed)}d{len(counts)}q"
         table = struct.pack(form, self.kernel, len(pointers), self.loop.slots, size, *pointers, *handed, *counts)
         if driver()(table, 1, torch.get_num_threads()):
@@ -246,14 +252,13 @@ class _Trial:
         operands = {**dict(question.others), **given}
         if question.into and question.into not in given:
             dtype = torch.bool if self.is_truth else question.dtype
-            operands[question.into] = torch.zeros(shape, dtype=dtype, device="cpu")
+            operands[question.into] = scratch(shape, dtype)
         if question.is_fill:
-            like = torch.zeros(shape, dtype=question.dtype, device="cpu")
+            like = scratch(shape, question.dtype)
             operands = {"self": like, "size": list(shape), "dtype": question.dtype, **operands}
         arguments = schema_of(question.target).arguments
         named = {a.name: operands[a.name] for a in arguments if a.name in operands}
-        result: torch.Tensor = question.target(**named)
-        return result.clone()
+        return copied(question.target(**named))
 
 
 def _cell(kind: str) -> Cell:
@@ -262,18 +267,19 @@ def _cell(kind: str) -> Cell:
     return Cell(kind == SINGLE, kind in _TRUTHS, repeats if kind in REPEATED else "")
 
 
-def _rows_and_columns(size: int, which: int) -> tuple[int, int]:
-    """Two numbers of this product, others for each case."""
-    found = [columns for columns in range(1, size + 1) if size % columns == 0]
+def _rows_and_columns(size: int, which: int, in_rows: bool) -> tuple[int, int]:
+    """Two numbers of this product, others for each case. in_rows: of several columns."""
+    found = [columns for columns in range(1 + (in_rows and size > 1), size + 1) if size % columns == 0]
     columns = found[(size + which) % len(found)]
     return size // columns, columns
 
 
-def _placed(tensor: torch.Tensor, start: int) -> torch.Tensor:
-    """A copy that begins some elements behind an aligned address."""
-    block = torch.zeros(tensor.numel() + start, dtype=tensor.dtype, device="cpu")
-    block[start:].copy_(tensor)
-    return block[start:]
+def _placed(tensor: torch.Tensor, start: int, gap: int = 0) -> torch.Tensor:
+    """A copy that begins some elements behind an aligned address. gap: elements between its rows."""
+    rows, columns = tensor.shape if gap else (1, tensor.numel())
+    block = scratch((start + rows * (columns + gap),), tensor.dtype)
+    placed = block[start:].view(rows, columns + gap)[:, :columns] if gap else block[start:].view(tensor.shape)
+    return placed.copy_(tensor)
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -285,7 +291,7 @@ def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(((a.view(whole) == b.view(whole)) | (a.isnan() & b.isnan())).all())
 
 
-@lru_cache(maxsize=6)
+@lru_cache(maxsize=_KEPT)
 def _all_drawn(dtype: torch.dtype, place: int, part: int) -> torch.Tensor:
     """Elements for the operand at a place: special ones, so that each meets each, and random ones of all magnitudes."""
     info = torch.finfo(dtype)
@@ -303,7 +309,7 @@ def _all_drawn(dtype: torch.dtype, place: int, part: int) -> torch.Tensor:
     powers = (torch.rand(len(normal), generator=generator, dtype=torch.float64, device="cpu") - 0.5) * 2 * high
     wide = (normal * (10.0**powers)).to(dtype)
     every = torch.arange(len(normal)) % 4
-    return torch.cat([special[at], torch.where(every == 0, wide, normal)])
+    return copied(torch.cat([special[at], torch.where(every == 0, wide, normal)]))
 
 
 def _drawn(dtype: torch.dtype, which: tuple[int, int], first: int, size: int) -> torch.Tensor:

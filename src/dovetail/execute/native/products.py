@@ -20,6 +20,7 @@ from dovetail.execute.native.machine import driver
 from dovetail.execute.native.probes import Refused
 from dovetail.execute.native.product_text import product_function
 from dovetail.execute.native.rows import Access, Address, Addresses, ReadyRow, table_row
+from dovetail.execute.native.scratch import copied, scratch
 from dovetail.execute.native.trials import answered
 from dovetail.ir.program import Node, Operand, TensorMeta, Value
 from dovetail.ops.arguments import arguments_of
@@ -207,11 +208,11 @@ def _tried(question: ProductQuestion, starts: tuple[int, int]) -> bool:
     def drawn(matrix: Matrix, start: int) -> torch.Tensor:
         (rows, columns), (row, column) = matrix
         count = start + 1 + (rows - 1) * row + (columns - 1) * column
-        numbers = torch.randn(count, generator=generator, dtype=question.dtype, device="cpu")
+        numbers = scratch((count,), question.dtype).normal_(generator=generator)
         return numbers.as_strided(*matrix, start)
 
     first, second = drawn(question.first, starts[0]), drawn(question.second, starts[1])
-    made = torch.full(question.result[0], 7.0, dtype=question.dtype, device="cpu")
+    made = scratch(question.result[0], question.dtype).fill_(7.0)
     tensors = [made, first, second]
     if question.start is not None:
         tensors.append(drawn(question.start, 0))
@@ -219,9 +220,7 @@ def _tried(question: ProductQuestion, starts: tuple[int, int]) -> bool:
     if function is None:
         return False
     try:
-        expected = question.target(
-            *tensors[3:], first, second, **({"out": torch.empty_like(made)} if _has_out(question) else {})
-        )
+        expected = question.target(*tensors[3:], first, second, **({"out": copied(made)} if _has_out(question) else {}))
     except RuntimeError:
         return False
     table = table_row(function, 1, [tensors[at].data_ptr() for at in order], (), more)

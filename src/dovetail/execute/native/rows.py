@@ -10,8 +10,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
+from dovetail.analysis.pairs import may_overlap
 from dovetail.ir.program import Node, Operand, TensorMeta, Value
 
 Layout = tuple[object, ...]
@@ -20,11 +22,12 @@ Layout = tuple[object, ...]
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What a claim touches. is_single: one element, by all others."""
+    """What a claim touches. is_single: one element, by all others. pitch: see `grids.Grid`."""
 
     meta: TensorMeta
     is_single: bool = False
     is_written: bool = False
+    pitch: int | None = None
 
 
 class RowClaim(Protocol):
@@ -116,13 +119,14 @@ def table_row(function: int, items: int, pointers: Sequence[int], numbers: Seque
     return struct.pack(form, function, len(pointers), slots, items, *pointers, *numbers) + more
 
 
+@lru_cache(maxsize=4096)
 def are_apart(a: TensorMeta, b: TensorMeta) -> bool:
     """Whether tensors of one storage are known not to overlap."""
     ranges = [_range(meta) for meta in (a, b)]
     if a.dtype != b.dtype or None in ranges:
         return False
     (start_a, end_a), (start_b, end_b) = ranges  # type: ignore[misc]
-    return bool(end_a <= start_b or end_b <= start_a)
+    return bool(end_a <= start_b or end_b <= start_a) or not may_overlap(a, b)
 
 
 def _range(meta: TensorMeta) -> tuple[int, int] | None:

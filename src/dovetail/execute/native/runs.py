@@ -14,7 +14,7 @@ import torch
 from dovetail.analysis.reads import is_view
 from dovetail.execute.native.rows import RowClaim
 from dovetail.ir.prim import Prim
-from dovetail.ir.program import Node, Program, Value
+from dovetail.ir.program import Node, Program, TensorMeta, Value
 from dovetail.ops.facts import facts_of, is_reinterpretation
 from dovetail.torch_compat.dispatch import Overload
 from dovetail.torch_compat.symbols import number_function_text
@@ -69,11 +69,14 @@ def _is_number_function(node: Node) -> bool:
 def is_place(node: Node) -> bool:
     """Whether a node only shows elements of its operand whose place in memory is known beforehand."""
     results, tensors = node.results(), [value for value in node.operands() if value.is_tensor]
-    if not isinstance(node.target, Overload) or len(results) != 1 or len(tensors) != 1 or node.unpack:
+    if not isinstance(node.target, Overload) or not results or len(tensors) != 1:
         return False
     if is_reinterpretation(node.target) or not is_view(node) or not facts_of(node.target).is_pure:
         return False
-    shown, of = results[0], tensors[0].tensor
+    return all(_has_known_place(shown, tensors[0].tensor) for shown in results)
+
+
+def _has_known_place(shown: Value, of: TensorMeta) -> bool:
     if not shown.is_tensor or shown.tensor.storage != of.storage or shown.tensor.dtype != of.dtype:
         return False
     numbers = (*shown.tensor.shape, *shown.tensor.stride, shown.tensor.offset, of.offset)

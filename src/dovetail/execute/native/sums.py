@@ -20,6 +20,7 @@ from dovetail.execute.native.driver import THREADED
 from dovetail.execute.native.machine import driver
 from dovetail.execute.native.probes import Refused
 from dovetail.execute.native.rows import Access, Address, Addresses, ReadyRow, table_row
+from dovetail.execute.native.scratch import copied, scratch
 from dovetail.execute.native.sum_text import sum_function
 from dovetail.execute.native.trials import answered
 from dovetail.ir.program import Node, Operand, TensorMeta, Value
@@ -173,16 +174,16 @@ def _tried(question: SumQuestion, case: int) -> bool:
     """Whether a row gives what torch gives: for numbers of one size, of all sizes, and for infinite ones."""
     generator = torch.Generator().manual_seed(case)
     count = math.prod(question.shape)
-    flat = torch.randn(count + case, generator=generator, dtype=question.dtype, device="cpu")
+    flat = scratch((count + case,), question.dtype).normal_(generator=generator)
     if case:
-        flat *= 10.0 ** torch.randint(-6, 7, flat.shape, generator=generator)
+        flat *= 10.0 ** scratch(flat.shape, torch.int64).random_(-6, 7, generator=generator)
         flat[:: 7 + case] = -0.0
     if case > 1:
         flat[::97] = math.inf
     operands = [flat[case:].view(question.shape)]
     more: tuple[object, ...] = () if question.dims is None else (list(question.dims),)
     if question.target is _ERROR:
-        operands.append(operands[0].flip(list(range(len(question.shape)))) * 0.7)
+        operands.append(copied(operands[0].flip(list(range(len(question.shape))))).mul_(0.7))
         more = (question.reduction,)
     expected = question.target(*operands, *more).reshape(-1)
     made = torch.full_like(expected, 7.0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from dovetail.execute.native.places import shown_address
+from dovetail.execute.native.places import shown_addresses
 from dovetail.execute.native.rows import Address, RowClaim
 from dovetail.execute.native.runs import is_place
 from dovetail.ir.program import Node, Program, Value, values_in
@@ -60,14 +60,13 @@ def unmade_views(program: Program, claims: Mapping[Node, RowClaim], may_show: Ca
     for node in reversed(program.nodes):
         if not (may_show(node) and is_place(node)):
             continue
-        (shown,) = node.results()
-        reading = readers.get(shown, [])
-        is_address = all(_reads_address(each, shown, claims) or _makes(each, makers) for each in reading)
-        if reading and is_address and shown not in returned:
-            makers[shown] = node
+        reading = [(each, shown) for shown in node.results() for each in readers.get(shown, [])]
+        is_address = all(_reads_address(each, shown, claims) or _makes(each, makers) for each, shown in reading)
+        if reading and is_address and returned.isdisjoint(node.results()):
+            makers.update(dict.fromkeys(node.results(), node))
     addresses: dict[Value, Address] = {}
-    for value, node in reversed(makers.items()):
-        addresses[value] = shown_address(node, addresses)
+    for node in reversed(dict.fromkeys(makers.values())):
+        addresses.update(shown_addresses(node, addresses))
     return Unmade(addresses, makers)
 
 
