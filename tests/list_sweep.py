@@ -40,6 +40,7 @@ LISTS = (
     "tests/distributed/test_random_programs.py",
     "tests/examples/test_demo.py",
     "tests/execute/native/test_clusters.py",
+    "tests/execute/native/test_grids.py",
     "tests/execute/native/test_products.py",
     "tests/execute/native/test_repeats.py",
     "tests/execute/native/test_sums.py",

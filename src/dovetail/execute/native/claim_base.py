@@ -20,6 +20,23 @@ class Typed(Protocol):
         """Of the elements."""
 
 
+class Writing(Protocol):
+    """A claim that gives a result."""
+
+    @property
+    def into(self) -> Value | None:
+        """See `rows.RowClaim`."""
+
+    @property
+    def result(self) -> Value:
+        """See `rows.RowClaim`."""
+
+
+def written_by(claim: Writing) -> Value:
+    """The value that describes the memory that a claim writes."""
+    return claim.result if claim.into is None else claim.into
+
+
 class ClaimBase:
     """Where the result goes. question: what decides whether the claim holds. into, result: see `rows.RowClaim`."""
 
@@ -31,7 +48,7 @@ class ClaimBase:
     @property
     def written(self) -> Value:
         """The value that describes the memory that is written."""
-        return self.result if self.into is None else self.into
+        return written_by(self)
 
     @property
     def element(self) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail.execute.native.claims import Claim, claim_of
+from dovetail.execute.native.copies import CopyClaim, copy_claim, copy_row
 from dovetail.execute.native.loop_rows import loop_row
 from dovetail.execute.native.products import ProductClaim, product_claim, product_row
 from dovetail.execute.native.rows import Addresses, ReadyRow, RowClaim
@@ -28,6 +29,7 @@ KINDS: dict[type, RowKind] = {
     Claim: RowKind(claim_of, loop_row),
     ProductClaim: RowKind(product_claim, product_row),
     SumClaim: RowKind(sum_claim, sum_row),
+    CopyClaim: RowKind(copy_claim, copy_row),
 }
 """By the type of their claims."""
 

@@ -1,0 +1,220 @@
+"""Rows that copy: parts that are put side by side (`cat`, `stack`), and a part that is put among zeros.
+
+A part is rows of bytes, each copied as it is, so any dtype will do, and there is nothing to be probed.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+
+from dovetail.execute.native.claim_base import written_by
+from dovetail.execute.native.copy_text import copy_function
+from dovetail.execute.native.driver import THREADED
+from dovetail.execute.native.rows import Access, Address, Addresses, ReadyRow
+from dovetail.ir.program import Node, Operand, Value
+from dovetail.ops.arguments import arguments_of
+from dovetail.torch_compat.dispatch import Overload, has_own_kernels
+
+_aten: Any = torch.ops.aten
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows that are copied from a value, in elements. place, pitch: where the first one goes, and how far the next one
+    lies behind it; source_pitch: the same in the value. width: of a row.
+    """
+
+    source: Value
+    rows: int
+    width: int
+    place: int
+    pitch: int
+    source_pitch: int
+
+
+@dataclass(frozen=True, slots=True)
+class CopyClaim:
+    """See `rows.RowClaim`. count: elements of the result. is_among_zeros: whether those outside all parts are zero."""
+
+    node: Node
+    parts: tuple[Part, ...]
+    into: Value | None
+    result: Value
+    count: int
+    is_among_zeros: bool
+    layout: None = None
+    element: str = "i8"
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """What it reads."""
+        return tuple(part.source for part in self.parts)
+
+    @property
+    def written(self) -> Value:
+        """The value that describes the memory that is written."""
+        return written_by(self)
+
+    def accesses(self) -> list[Access]:
+        """What it touches."""
+        return [Access(self.written.tensor, is_written=True), *(Access(part.source.tensor) for part in self.parts)]
+
+    def is_proven(self) -> bool:
+        """Whether it is torch's own operator that is claimed."""
+        assert isinstance(self.node.target, Overload), "others are not claimed"
+        return has_own_kernels(self.node.target)
+
+
+def copy_claim(node: Node) -> CopyClaim | None:
+    """The claim on a node, as far as descriptions say."""
+    find = _PARTS.get(node.target) if isinstance(node.target, Overload) else None
+    if find is None or len(node.results()) != 1:
+        return None
+    arguments, (result,) = arguments_of(node), node.results()
+    into = arguments.get("out")
+    written = into if isinstance(into, Value) else result
+    meta = written.tensor
+    shape = tuple(size for size in meta.shape if isinstance(size, int))
+    if len(shape) < len(meta.shape) or meta.device.type != "cpu" or not meta.is_contiguous():
+        return None
+    if not 0 < prod(shape) < THREADED or (result.tensor.shape, result.tensor.stride) != (meta.shape, meta.stride):
+        return None
+    parts = find(arguments, shape)
+    if not parts or any(
+        part.source.tensor.dtype != meta.dtype
+        or part.source.tensor.device != meta.device
+        or part.source.tensor.storage == meta.storage
+        for part in parts
+    ):
+        return None
+    is_among_zeros, into = node.target in _AMONG_ZEROS, into if isinstance(into, Value) else None
+    return CopyClaim(node, tuple(parts), into, result, prod(shape), is_among_zeros)
+
+
+def copy_row(claims: Sequence[CopyClaim], _: Collection[int], addresses: Addresses) -> ReadyRow | None:
+    """The row of a claim."""
+    (claim,) = claims
+    function, size = copy_function(), claim.written.tensor.dtype.itemsize
+    if function is None:
+        return None
+    values = [claim.written, *(part.source for part in claim.parts)]
+    pointers = tuple(addresses.get(value, Address(value)) for value in values)
+    numbers = [claim.count if claim.is_among_zeros else 0]
+    for part in claim.parts:
+        numbers += [part.rows, part.width, part.place, part.pitch, part.source_pitch]
+    slots = [number if at and at % 5 == 1 else number * size for at, number in enumerate(numbers)]  # rows are no bytes
+    return ReadyRow(function, len(claim.parts), pointers, more=struct.pack(f"{len(slots)}q", *slots))
+
+
+def _side_by_side(arguments: Mapping[str, Operand], shape: Shape) -> list[Part] | None:
+    dim, placed = _dim(arguments, len(shape)), _placed(arguments["tensors"])
+    if dim is None or placed is None:
+        return None
+    parts, place, behind = list[Part](), 0, prod(shape[dim + 1 :])
+    for each in placed:
+        if each.shape == (0,) and len(shape) > 1:  # torch skips it, whatever the others are
+            continue
+        width = each.shape[dim] * behind if len(each.shape) == len(shape) else -1
+        part = _part(each, dim, width, place, shape[dim] * behind) if width else None
+        if width and part is None:
+            return None
+        parts += [] if part is None else [part]
+        place += width
+    return parts if place == shape[dim] * behind else None
+
+
+def _stacked(arguments: Mapping[str, Operand], shape: Shape) -> list[Part] | None:
+    dim, placed = _dim(arguments, len(shape)), _placed(arguments["tensors"])
+    if dim is None or placed is None or len(placed) != shape[dim]:
+        return None
+    width = prod(shape[dim + 1 :])
+    parts = [_part(each, dim, width, at * width, shape[dim] * width) for at, each in enumerate(placed)]
+    found = [part for part in parts if part is not None]
+    return found if len(found) == len(parts) else None
+
+
+def _selected(arguments: Mapping[str, Operand], shape: Shape) -> list[Part] | None:
+    dim, index, placed = _dim(arguments, len(shape)), arguments["index"], _placed([arguments["grad_output"]])
+    if dim is None or not isinstance(index, int) or placed is None:
+        return None
+    width = prod(shape[dim + 1 :])
+    at = index + shape[dim] if index < 0 else index
+    part = _part(placed[0], dim, width, at * width, shape[dim] * width)
+    return [part] if part is not None and 0 <= at < shape[dim] else None
+
+
+def _sliced(arguments: Mapping[str, Operand], shape: Shape) -> list[Part] | None:
+    dim, placed = _dim(arguments, len(shape)), _placed([arguments["grad_output"]])
+    start, end = arguments["start"], arguments["end"]
+    is_plain = isinstance(start, int) and isinstance(end, int) and arguments["step"] == 1
+    if dim is None or not is_plain or placed is None:
+        return None
+    first, last, _ = slice(start, end).indices(shape[dim])
+    behind = prod(shape[dim + 1 :])
+    if placed[0].shape != (*shape[:dim], last - first, *shape[dim + 1 :]):
+        return None
+    part = _part(placed[0], dim, (last - first) * behind, first * behind, shape[dim] * behind)
+    return None if part is None else [part]
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A tensor whose elements lie at known places."""
+
+    value: Value
+    shape: Shape
+    stride: Shape
+
+
+def _placed(operands: Operand) -> list[_Placed] | None:
+    found = []
+    for each in operands if isinstance(operands, list | tuple) else [None]:
+        if not isinstance(each, Value) or not each.is_tensor:
+            return None
+        shape, stride = each.tensor.shape, each.tensor.stride
+        if not all(isinstance(number, int) for number in (*shape, *stride)):
+            return None
+        found.append(_Placed(each, tuple(shape), tuple(stride)))  # type: ignore[arg-type]
+    return found
+
+
+def _part(source: _Placed, dim: int, width: int, place: int, pitch: int) -> Part | None:
+    """A value as a part whose rows are its dimensions from one on; None where those do not lie in one piece."""
+    reach = 1
+    for size, stride in zip(reversed(source.shape[dim:]), reversed(source.stride[dim:]), strict=True):
+        if size != 1 and stride != reach:
+            return None
+        reach *= size
+    source_pitch, rows = width, 1
+    for size, stride in zip(reversed(source.shape[:dim]), reversed(source.stride[:dim]), strict=True):
+        if size == 1:
+            continue
+        if rows == 1:
+            source_pitch = stride
+        elif stride != source_pitch * rows:
+            return None
+        rows *= size
+    return Part(source.value, rows, width, place, pitch, source_pitch) if reach == width and rows * width else None
+
+
+def _dim(arguments: Mapping[str, Operand], dims: int) -> int | None:
+    dim = arguments.get("dim", 0)
+    return dim % dims if isinstance(dim, int) and not isinstance(dim, bool) and dims else None
+
+
+_PARTS: dict[Overload, Callable[[Mapping[str, Operand], Shape], list[Part] | None]] = {
+    _aten.cat.default: _side_by_side,
+    _aten.cat.out: _side_by_side,
+    _aten.stack.default: _stacked,
+    _aten.select_backward.default: _selected,
+    _aten.slice_backward.default: _sliced,
+}
+_AMONG_ZEROS = frozenset({_aten.select_backward.default, _aten.slice_backward.default})
