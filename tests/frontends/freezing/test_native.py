@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dovetail
+from dovetail.execute.native import clusters
 from tests.execute.native.programs import calls_counted
 
 pytest.importorskip("llvmlite")
@@ -49,6 +50,7 @@ def test_native_code_of_frozen_and_loaded_programs(
 ) -> None:
     torch.manual_seed(0)
     answers = calls_counted(monkeypatch)
+    monkeypatch.setattr(clusters, "cost_of_call", lambda *_, **__: 0.0)  # models as small as these need none
     model, path = kind().eval(), tmp_path / "m.dovetail"
     plain = dovetail.freeze(model, (torch.rand(3, *shape),), passes=passes)
     native = dovetail.freeze(model, (torch.rand(3, *shape),), passes=passes, executors=("native", "aten"))

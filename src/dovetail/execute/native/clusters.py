@@ -14,6 +14,7 @@ import torch
 from dovetail.analysis.liveness import input_bytes, last_uses, storage_bytes
 from dovetail.execute.native.arrange import OpenRow, rows_of
 from dovetail.execute.native.block import placed_in_block
+from dovetail.execute.native.costs import cost_of_call, cost_of_nodes, has_large_loops
 from dovetail.execute.native.driver import THREADED
 from dovetail.execute.native.kinds import claim_on, row_of
 from dovetail.execute.native.machine import has_pool
@@ -126,17 +127,28 @@ class _Memory:
         return {**storage_bytes(self.program, hints), **input_bytes(self.program, hints)}
 
     def drafts(self, run: Run) -> Iterator[Run]:
-        """The parts of a run that are clusters: one, or several where all of it would take more memory."""
+        """The parts of a run that are clusters: one, or several where all of it would take more memory. Those that cost
+        more than their nodes are left out.
+        """
         claims, first = list(run.claims), run.first
         while len(claims) > 1:
             rest = Run(first, claims, [n for n in run.before if self.numbers[n] >= first], run.views)
-            count = len(claims)
-            while count > 1 and self._cluster(rest, claims[:count]) is None:
+            count, made = len(claims), None
+            while count > 1 and (made := self._cluster(rest, claims[:count])) is None:
                 count -= 1 + count // _CUT
-            if count > 1:
+            if made is not None and self._pays(made, claims[:count], rest.views):
                 yield replace(rest, claims=claims[:count])
             first = self.numbers[claims[max(count, 1) - 1].node] + 1  # views in between belong to what follows
             claims = claims[max(count, 1) :]
+
+    def _pays(self, made: Cluster, claims: Sequence[RowClaim], views: Sequence[Node]) -> bool:
+        """Whether a cluster costs less than its nodes one by one."""
+        if has_large_loops(claims, len(made.rows)):
+            return True
+        inside = [node for node in views if made.first <= self.numbers[node] < made.last]
+        behind = sum(isinstance(step, Node) for step in made.after)
+        price = cost_of_call(made.rows, made.made, behind, has_block=made.block > 0)
+        return price < cost_of_nodes(claims, inside)
 
     def finished(self, drafts: Sequence[Run], unmade: Unmade) -> tuple[Cluster, ...]:
         """The clusters of drafts. unmade: views without variables; what they show is read until they are."""
