@@ -82,6 +82,12 @@ def refuse_negated(tensors: tuple[torch.Tensor, ...]) -> None:
         raise TypeError
 
 
+def refuse_frozen(tensors: tuple[torch.Tensor, ...]) -> None:
+    """Raises: TypeError where a tensor must not be written: it is of inference mode, which is off."""
+    if any(map(torch.Tensor.is_inference, tensors)) and not torch.is_inference_mode_enabled():
+        raise TypeError
+
+
 def exact(number: object) -> float:
     """A number as a double that a kernel treats as torch treats the number. Raises: TypeError for any other."""
     if (type(number) is float or type(number) is int) and is_exact(number):
@@ -123,6 +129,10 @@ def _lines(cluster: Cluster, names: Names) -> tuple[list[str], str]:
     if cluster.given:
         refuse = names.constant(refuse_negated, "refuse_negated")
         lines.append(f"{refuse}(({', '.join(value.name for value in cluster.given)},))")
+    written = dict.fromkeys(value for value in cluster.counted if value in cluster.given)
+    if written:
+        refuse = names.constant(refuse_frozen, "refuse_frozen")
+        lines.append(f"{refuse}(({', '.join(value.name for value in written)},))")
     shared = _shared_numbers(cluster, names)  # before memory is taken: the nodes run instead where one is refused
     lines += [f"{local} = {text}" for text, local in shared.items()]
     for value, like in cluster.made:
