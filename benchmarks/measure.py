@@ -36,6 +36,8 @@ _WARM_UP_STEPS = 3
 # What the backends import when they are first used. Every process imports all of it beforehand, whichever backend it
 # measures: with a list for each backend, one that imports late would pay for it in the timed part and another not.
 _IMPORTS = (
+    "dovetail.execute.native.executor",
+    "llvmlite.binding",
     "torch._dynamo",
     "torch._functorch.aot_autograd",
     "torch._inductor.compile_fx",

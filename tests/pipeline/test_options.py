@@ -41,6 +41,7 @@ def test_options_are_frozen() -> None:
         ("DOVETAIL_STOP_AFTER", "", "stop_after", None),
         ("DOVETAIL_PARTITION", "min_cut", "partition", "min_cut"),
         ("DOVETAIL_RECOMPUTE", "all", "recompute", "all"),
+        ("DOVETAIL_EXECUTORS", "aten", "executors", ("aten",)),
     ],
 )
 def test_the_environment_is_read(

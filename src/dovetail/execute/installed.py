@@ -23,8 +23,10 @@ from dovetail.execute.protocol import Executor
 
 if TYPE_CHECKING:
     from dovetail.execute.native import executor as native
+    from dovetail.execute.native import machine
 else:
     native = deferred("dovetail.execute.native.executor")
+    machine = deferred("dovetail.execute.native.machine")
 
 GROUP = "dovetail.executors"
 
@@ -34,6 +36,11 @@ def _native() -> Executor:
 
 
 _OWN: dict[str, Callable[[], Executor]] = {"native": _native, "aten": AtenExecutor}
+
+
+def default_executors() -> tuple[str, ...]:
+    """The names of executors with machine code, where it can be made."""
+    return ("aten",) if machine.unavailable() else ("native", "aten")
 
 
 def brought_executors() -> dict[str, EntryPoint]:

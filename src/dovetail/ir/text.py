@@ -266,7 +266,7 @@ def _write_group(writer: _Writer, group: NodeGroup, ranges: Callable[[Node], str
     writer.line("try:", 2)
     indent = 3 if ranges is None else 4
     if ranges:
-        writer.line("with record_function('cluster'):", 3)
+        writer.line(f"with record_function({_range_of(writer, group, ranges)!r}):", 3)
     for node in group.before:
         _write_node(writer, node, indent)
     statements, call = group.run(writer.names)
@@ -292,6 +292,13 @@ def _write_group(writer: _Writer, group: NodeGroup, ranges: Callable[[Node], str
     _write_nodes(
         writer, group.first, group.last + 1, ranges, 2, forgotten_within(writer.program, group, writer.restored)
     )
+
+
+def _range_of(writer: _Writer, group: NodeGroup, ranges: Callable[[Node], str]) -> str:
+    """What a profiler calls a group: after the ranges of its nodes."""
+    nodes = writer.program.nodes[group.first : group.last + 1]
+    named = dict.fromkeys(name for node in nodes if (name := ranges(node)))
+    return f"cluster: {', '.join(named)}" if named else "cluster"
 
 
 def _bind_symbols(writer: _Writer) -> None:

@@ -17,7 +17,7 @@ class Door:
 
     name: as a user writes it. reads: options that have an effect there. reasons: why others have none, where there is
     more to say than that. instead: what to give in their place. parameters: what else it takes by name. choices: of an
-    option, where they are fewer than elsewhere.
+    option, where they are fewer than elsewhere. makes_native: whether the default is native code, where it can be made.
     """
 
     name: str
@@ -26,6 +26,7 @@ class Door:
     instead: Mapping[str, str] = field(default_factory=dict)
     parameters: frozenset[str] = frozenset()
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    makes_native: bool = False
 
     def refuse_unread(self, given: Mapping[str, object]) -> None:
         """Raises: BadOptionValue for an option that has no effect here, with the doors where it has one."""
@@ -66,7 +67,11 @@ _NO_FILE = {
 _BY_NAME = {"options": "each option by its own name, as in verify=1"}
 
 COMPILE = Door(
-    "dovetail.compile", _EVERYWHERE | _GRAPHS | {"dynamic", "donate", "compilers"}, reasons=_NO_FILE, instead=_BY_NAME
+    "dovetail.compile",
+    _EVERYWHERE | _GRAPHS | {"dynamic", "donate", "compilers"},
+    reasons=_NO_FILE,
+    instead=_BY_NAME,
+    makes_native=True,
 )
 BACKEND = Door(
     'torch.compile(backend="dovetail")',
@@ -77,6 +82,7 @@ BACKEND = Door(
         "dynamic": "Dynamo chooses which sizes are dynamic",
     },
     instead={"dynamic": "torch.compile(dynamic=True)"},
+    makes_native=True,
 )
 COMPILE_STEP = Door(
     "dovetail.compile_step",
@@ -91,6 +97,7 @@ COMPILE_STEP = Door(
     instead=_BY_NAME,
     parameters=frozenset({"state", "on_unsupported"}),
     choices={"partition": ("auto", "default")},
+    makes_native=True,
 )
 FREEZE = Door(
     "dovetail.freeze",

@@ -19,7 +19,7 @@
 | donate | - | compile, aot | arguments, by name or position, that calls may overwrite; see docs/inplace.md |
 | numerics | - | step | eager: eager's results, bit by bit; fast: they may differ by rounding, see docs/memory.md |
 | keep_grads | - | step | False: do not leave gradients in `.grad` where the step begins by clearing it |
-| executors | - | all but aot | executors, or names of them ("native", "aten"), in order of preference: docs/native.md |
+| executors | DOVETAIL_EXECUTORS | all but aot | executors, or names ("native,aten"), in order: docs/native.md |
 | compile_trace | - | all but load | a `CompileTrace` that keeps the result of every pass; see `dovetail.explain` |
 | compilers | - | compile, backend | user-supplied `Compilers`, called instead of executors |
 
@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING
 
 from dovetail.deferred import deferred
 from dovetail.errors import BadOptionValue, UnknownOption
-from dovetail.execute.installed import executor_by_name
+from dovetail.execute.installed import default_executors, executor_by_name
 from dovetail.execute.protocol import Executor
 from dovetail.partition.patterns import Patterns, patterns_of
 from dovetail.pipeline.compile_trace import CompileTrace
@@ -139,6 +139,8 @@ def resolve_options(
     if door is not None:
         door.refuse_unread(given or {})
     values: dict[str, object] = {**_from_environment(), **(given or {})}
+    if door is not None and door.makes_native:
+        values.setdefault("executors", default_executors())
     for name in ("skip", "executors"):
         if isinstance(values.get(name), str):
             values[name] = tuple(part for part in str(values[name]).split(",") if part)
@@ -183,6 +185,7 @@ def _from_environment() -> dict[str, object]:
         ("stop_after", "DOVETAIL_STOP_AFTER"),
         ("partition", "DOVETAIL_PARTITION"),
         ("recompute", "DOVETAIL_RECOMPUTE"),
+        ("executors", "DOVETAIL_EXECUTORS"),
     ):
         if os.environ.get(variable):
             found[option] = os.environ[variable]

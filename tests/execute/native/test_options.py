@@ -10,7 +10,11 @@ import torch
 
 import dovetail
 from dovetail.errors import BadOptionValue
+from dovetail.execute.installed import default_executors
 from dovetail.execute.native import machine
+from dovetail.pipeline.doors import AOT, BACKEND, COMPILE, COMPILE_STEP, FREEZE, LOAD, Door
+from dovetail.pipeline.executor_list import make_executors
+from dovetail.pipeline.options import resolve_options
 
 
 def _double(x: torch.Tensor) -> torch.Tensor:
@@ -42,6 +46,28 @@ def test_without_llvmlite_the_error_says_how_to_install_it(door: Any, executors:
 @pytest.mark.parametrize("door", [dovetail.compile, dovetail.compile_step])
 def test_without_llvmlite_the_default_runs(door: Any) -> None:
     assert door(_double)(torch.ones(2)).tolist() == [2.0, 2.0]
+    assert default_executors() == ("aten",)
+
+
+@pytest.mark.parametrize(
+    ("door", "names"),
+    [
+        (COMPILE, ["native", "aten"]),
+        (BACKEND, ["native", "aten"]),
+        (COMPILE_STEP, ["native", "aten"]),
+        (FREEZE, ["aten"]),
+        (LOAD, ["aten"]),
+        (AOT, ["aten"]),
+    ],
+    ids=lambda x: getattr(x, "name", ""),
+)
+def test_the_default_of_each_way_in(door: Door, names: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("llvmlite")
+    assert [e.name for e in make_executors(resolve_options({}, (), door)).executors] == names
+    monkeypatch.setenv("DOVETAIL_EXECUTORS", "aten")
+    assert [e.name for e in make_executors(resolve_options({}, (), door)).executors] == ["aten"]
+    chosen = resolve_options({"executors": "native,aten"}, (), door) if "executors" in door.reads else None
+    assert chosen is None or [e.name for e in make_executors(chosen).executors] == ["native", "aten"]
 
 
 @pytest.mark.parametrize("door", [dovetail.compile, dovetail.compile_step])
