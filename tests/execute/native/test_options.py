@@ -77,6 +77,34 @@ def test_unknown_names(door: Any) -> None:
     assert "native, aten" in str(found.value)
 
 
+def test_an_old_llvmlite(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("llvmlite")
+    monkeypatch.setattr(machine.importlib.metadata, "version", lambda _: "0.44.0rc1")
+    machine.unavailable.cache_clear()
+    try:
+        assert default_executors() == ("aten",)
+        with pytest.raises(BadOptionValue, match=r"older than 0\.45"):
+            dovetail.compile(_double, executors=("native", "aten"))
+    finally:
+        machine.unavailable.cache_clear()
+
+
+def test_where_no_memory_may_be_executed(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("llvmlite")
+
+    def refuses() -> None:
+        raise RuntimeError("mprotect: permission denied\nmore")
+
+    monkeypatch.setattr(machine, "driver", refuses)
+    machine.unavailable.cache_clear()
+    try:
+        assert dovetail.compile(_double)(torch.ones(2)).tolist() == [2.0, 2.0]
+        with pytest.raises(BadOptionValue, match="LLVM failed: RuntimeError: mprotect: permission denied"):
+            dovetail.compile(_double, executors=("native", "aten"))
+    finally:
+        machine.unavailable.cache_clear()
+
+
 def test_other_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda *_: object())
     monkeypatch.setattr(machine.platform, "machine", lambda: "riscv64")

@@ -12,8 +12,10 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import importlib
+import importlib.metadata
 import importlib.util
 import platform
+import re
 import threading
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -27,6 +29,7 @@ from dovetail.torch_compat.native_symbols import library_function
 
 _LOCK = threading.Lock()
 _NAME = "kernel"
+_OLDEST = (0, 45)  # of llvmlite: LLVM 20, which has pointers without types
 _KERNELS: dict[Loop, int | None] = {}
 _ADDRESSES: dict[str, int] = {}
 
@@ -36,9 +39,24 @@ def unavailable() -> str:
     """Why no machine code can be made here; "" where it can."""
     if importlib.util.find_spec("llvmlite") is None:
         return "llvmlite is not installed"
+    if _version_of("llvmlite") < _OLDEST:
+        return f"llvmlite is older than {'.'.join(map(str, _OLDEST))}"
     if platform.machine() not in ("x86_64", "AMD64"):
         return f"kernels are made for x86-64, and this is {platform.machine()}"
+    try:
+        driver()
+    except (RuntimeError, OSError, ImportError, AttributeError) as error:  # no memory may be executed here, say
+        return f"LLVM failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     return ""
+
+
+def _version_of(package: str) -> tuple[int, ...]:
+    """The first two numbers of a package's version; enough where it says none."""
+    try:
+        found = re.match(r"(\d+)\.(\d+)", importlib.metadata.version(package))
+    except importlib.metadata.PackageNotFoundError:  # it was installed in another way
+        found = None
+    return _OLDEST if found is None else (int(found[1]), int(found[2]))
 
 
 def kernel_of(loop: Loop) -> int | None:

@@ -19,6 +19,7 @@ import struct
 import threading
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache as once
 from functools import lru_cache
 from typing import Any
 
@@ -198,7 +199,7 @@ class _Trial:
 
     def agrees(self, size: int, start: int, part: int, first: int, numbers: Sequence[float]) -> bool:
         """Whether both give the same on a case: see `_cases`."""
-        question, given = self.question, dict[str, Any]()
+        question, given, before = self.question, dict[str, Any](), dict[str, torch.Tensor]()
         in_rows = question.in_rows
         rows, columns = _rows_and_columns(size, first, in_rows) if self.loop.repeated or in_rows else (1, size)
         shape = (rows, columns) if self.loop.repeated or in_rows else (size,)
@@ -210,23 +211,23 @@ class _Trial:
                 given[name] = next(values)
             elif kind == SINGLE:
                 given[name] = torch.tensor(next(values), dtype=question.dtype, device="cpu")
+                before[name] = given[name].clone()
             else:
                 own = {ROW: (columns,), TRUTH_ROW: (columns,), COLUMN: (rows, 1), TRUTH_COLUMN: (rows, 1)}.get(
                     kind, shape
                 )
                 drawn = _drawn(question.dtype, (place, part), first, math.prod(own))
-                drawn = (drawn > 0 if kind in _TRUTHS else drawn).view(own)
-                given[name] = _placed(drawn, start, 1 + (place + size) % 3 if in_rows else 0)
+                before[name] = (drawn > 0 if kind in _TRUTHS else drawn).view(own)
+                given[name] = _placed(before[name], start, 1 + (place + size) % 3 if in_rows else 0)
         wanted_dtype = torch.bool if self.is_truth else question.dtype
         made = _placed(scratch(shape, wanted_dtype), start)
-        before = {name: copied(given[name]) for name in self.cells if name}
         try:
             expected = self._eager(given, shape)
         except (RuntimeError, TypeError, ValueError, IndexError):
             return False
         tensors = [made if not name else given[name] for name in self.cells]
-        for name, tensor in before.items():
-            given[name].copy_(tensor)
+        if self.into:
+            given[self.into].copy_(before[self.into])
         pointers = [tensor.data_ptr() for tensor in tensors]
         handed = [float(given[name]) for name in self.numbers]
         counts = [
@@ -269,9 +270,14 @@ def _cell(kind: str) -> Cell:
 
 def _rows_and_columns(size: int, which: int, in_rows: bool) -> tuple[int, int]:
     """Two numbers of this product, others for each case. in_rows: of several columns."""
-    found = [columns for columns in range(1 + (in_rows and size > 1), size + 1) if size % columns == 0]
+    found = [columns for columns in _divisors(size) if columns > 1 or size == 1 or not in_rows]
     columns = found[(size + which) % len(found)]
     return size // columns, columns
+
+
+@once
+def _divisors(size: int) -> list[int]:
+    return [number for number in range(1, size + 1) if size % number == 0]
 
 
 def _placed(tensor: torch.Tensor, start: int, gap: int = 0) -> torch.Tensor:
@@ -287,8 +293,8 @@ def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
         return False
     if a.dtype is torch.bool:
         return torch.equal(a, b)
-    whole = _WHOLE[a.dtype]
-    return bool(((a.view(whole) == b.view(whole)) | (a.isnan() & b.isnan())).all())
+    bits_a, bits_b = a.view(_WHOLE[a.dtype]), b.view(_WHOLE[b.dtype])
+    return torch.equal(bits_a, bits_b) or bool(((bits_a == bits_b) | (a.isnan() & b.isnan())).all())
 
 
 @lru_cache(maxsize=_KEPT)
