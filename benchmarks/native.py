@@ -12,20 +12,19 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 import dovetail
 from benchmarks.processes import describe_machine, last_line_of
+from benchmarks.small_steps import SMALL_STEPS, Step
 from benchmarks.tables import write_tables
 from dovetail.inspect.memory import measure_peak
 
-WORKLOADS = ("mlp 4x64, batch 32", "mlp 4x256, batch 64", "AdamW, 10 tensors", "AdamW, 200 tensors", "SGD, 200 tensors")
+WORKLOADS = tuple(SMALL_STEPS)
 WAYS: dict[str, tuple[str, ...]] = {"eager": (), "aten": ("aten",), "native": ("native", "aten")}
 _HEAD = ["step", "eager, us", "aten, us", "native, us", "eager / aten", "eager / native", "aten / native"]
 _HEAD += [
@@ -38,8 +37,6 @@ _HEAD += [
 ]
 _TURN, _WARM_UP = 5, 10
 _CACHE, _AGAIN = "DOVETAIL_CACHE_DIR", "again"
-
-Step = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,36 +54,9 @@ class NativeCost:
     again_s: float = 0.0
 
 
-def _mlp(width: int, batch: int) -> Step:
-    torch.manual_seed(0)
-    model = nn.Sequential(*[layer for _ in range(4) for layer in (nn.Linear(width, width), nn.ReLU())])
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    x, y = torch.randn(batch, width), torch.randn(batch, width)
-
-    def step() -> Tensor:
-        optimizer.zero_grad()
-        loss = ((model(x) - y) ** 2).mean()
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    return step
-
-
-def _optimizer(kind: Callable[..., torch.optim.Optimizer], count: int) -> Step:
-    """Updates of tensors of 64 times 64 elements, whose gradients are there."""
-    torch.manual_seed(0)
-    parameters = [nn.Parameter(torch.randn(64, 64)) for _ in range(count)]
-    for parameter in parameters:
-        parameter.grad = torch.randn(64, 64)
-    return kind(parameters, 1e-3).step
-
-
 def _workload(name: str) -> Step:
-    if name.startswith("mlp"):
-        return _mlp(64, 32) if "4x64" in name else _mlp(256, 64)
-    kind = torch.optim.AdamW if name.startswith("AdamW") else torch.optim.SGD
-    return _optimizer(kind, 10 if "10 " in name else 200)
+    torch.manual_seed(0)
+    return SMALL_STEPS[name]()
 
 
 def _compiled(name: str, way: str) -> Step:

@@ -7,7 +7,7 @@ lie densely and alike, single elements, numbers. The second is a probe, asked on
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -53,7 +53,8 @@ class Claim(ClaimBase):
 
     operands: what the formula reads, in its order. hows: how each is read. into: the value whose memory the result is
     written to; None where the node makes new memory. result: what the node gives, if anything. grid: the rows of the
-    result, if there are gaps between those of an operand or of the result. most: see `rule.Rule`.
+    result, if there are gaps between those of an operand or of the result. most: see `rule.Rule`. touched: accesses,
+    once they were asked for.
     """
 
     node: Node
@@ -65,6 +66,7 @@ class Claim(ClaimBase):
     layout: Layout
     grid: Grid | None = None
     most: int | None = None
+    touched: list[Access] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
     def how_written(self) -> How:
@@ -73,6 +75,11 @@ class Claim(ClaimBase):
 
     def accesses(self) -> list[Access]:
         """What it touches."""
+        if not self.touched:
+            self.touched.extend(self._found_accesses())
+        return self.touched
+
+    def _found_accesses(self) -> list[Access]:
         found = [Access(self.written.tensor, is_written=True, pitch=_pitch(self.how_written))]
         for operand, how in zip(self.operands, self.hows, strict=True):
             if isinstance(operand, Value) and operand.is_tensor:

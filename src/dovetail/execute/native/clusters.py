@@ -24,7 +24,6 @@ from dovetail.execute.native.runs import Run, reread_storages, runs_of
 from dovetail.execute.native.unmade import Unmade, unmade_views
 from dovetail.ir.program import Node, Program, Value, meta_symbols, values_in
 
-_CUT = 16  # what part of a run that takes too much memory is cut off at once
 _SIZES = (2, 4096)  # what a size that is not known may be: what a cluster takes is compared for both
 
 
@@ -130,16 +129,29 @@ class _Memory:
         """The parts of a run that are clusters: one, or several where all of it would take more memory. Those that cost
         more than their nodes are left out.
         """
-        claims, first = list(run.claims), run.first
+        claims, first, likely = list(run.claims), run.first, len(run.claims)
         while len(claims) > 1:
             rest = Run(first, claims, [n for n in run.before if self.numbers[n] >= first], run.views)
-            count, made = len(claims), None
-            while count > 1 and (made := self._cluster(rest, claims[:count])) is None:
-                count -= 1 + count // _CUT
+            count, made = self._longest(rest, likely)
             if made is not None and self._pays(made, claims[:count], rest.views):
                 yield replace(rest, claims=claims[:count])
-            first = self.numbers[claims[max(count, 1) - 1].node] + 1  # views in between belong to what follows
-            claims = claims[max(count, 1) :]
+            first = self.numbers[claims[count - 1].node] + 1  # views in between belong to what follows
+            claims, likely = claims[count:], 2 * count
+
+    def _longest(self, run: Run, likely: int) -> tuple[int, Cluster | None]:
+        """How many claims of a run, from its first on, fit into one cluster, and that; 1 and None where no two do.
+
+        likely: where to look first: longer ones are tried while they fit, then the numbers in between.
+        """
+        fits, found, short, size = 1, None, len(run.claims) + 1, max(min(likely, len(run.claims)), 2)
+        while short - fits > 1:
+            made = self._cluster(run, run.claims[:size])
+            if made is None:
+                short = size
+            else:
+                fits, found = size, made
+            size = min(2 * fits, len(run.claims)) if short > len(run.claims) else (fits + short) // 2
+        return fits, found
 
     def _pays(self, made: Cluster, claims: Sequence[RowClaim], views: Sequence[Node]) -> bool:
         """Whether a cluster costs less than its nodes one by one."""
