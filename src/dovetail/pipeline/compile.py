@@ -322,7 +322,7 @@ class _GraphCompiler:
     def _dump_code(self, dump: Dump, split: Split) -> None:
         if self._options.dump is not None:
             for half in (split.forward, split.backward):
-                dump.text(f"code-{half.name}", CompiledProgram(half, self._executors).source)
+                dump.code(half.name, CompiledProgram(half, self._executors))
             dump.text("wrapper", wrapper_source(self._recording.outputs.plan, split.forward)[0])
 
     def _constant(self, name: str) -> torch.Tensor:

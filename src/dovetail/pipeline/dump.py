@@ -30,6 +30,8 @@ from dovetail.pipeline.compile_trace import CompileTrace, Step
 
 if TYPE_CHECKING:
     from dovetail.artifact import call
+    from dovetail.execute.arena import ArenaProgram
+    from dovetail.execute.compiled import CompiledProgram
 else:
     call = deferred("dovetail.artifact.call")
 
@@ -194,6 +196,13 @@ class Dump:
         """Write one more file of Python source."""
         if self._folder is not None:
             self._write(name, text, {})
+
+    def code(self, name: str, code: CompiledProgram | ArenaProgram) -> None:
+        """Write the source of a program, and what runs groups of its nodes, if anything does."""
+        self.text(f"code-{name}", code.source)
+        if self._folder is not None:
+            for number, (_, group) in enumerate(sorted(code.executors.groups.items())):
+                (self._folder / f"native-{name}-{number}.txt").write_text(group.listing())
 
     def _script(self, name: str, program: Program, text: str, named: Mapping[str, object]) -> str:
         lines = [_HEADER.format(title=_docstring(f"{program.name} after {name}"))]

@@ -86,7 +86,7 @@ def compile_step_programs(
     )
     _refuse_late_checks(compiled)
     if options.dump is not None:
-        dump.text(f"code-{name}", compiled.code.source)
+        dump.code(name, compiled.code)
         dump.text("wrapper", wrapper_source(plan, program, names)[0])
     return compiled
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import operator
 import random
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+import dovetail
 from dovetail.execute.compiled import CompiledProgram
 from dovetail.execute.executors.aten import AtenExecutor
 from dovetail.execute.native.executor import NativeExecutor
@@ -277,3 +280,19 @@ def test_a_note_names_the_node_that_failed() -> None:
         compiled(draft.program([]))(draft.arguments())
     assert "while running" in "".join(found.value.__notes__)
     assert "truediv" in "".join(found.value.__notes__)
+
+
+def test_a_dump_has_what_runs(tmp_path: Path) -> None:
+    """The nodes of each cluster with their lines, LLVM's text and the assembly."""
+
+    def function(x: Tensor) -> Tensor:
+        return torch.tanh(x * 2 + 1).exp()
+
+    with torch.no_grad():
+        dovetail.compile(function, dump=str(tmp_path))(torch.ones(8))
+    (listing,) = tmp_path.glob("*/native-*.txt")
+    text = listing.read_text()
+    assert "; aten.tanh" in text
+    assert Path(__file__).name in text
+    assert "define void @kernel" in text
+    assert ".globl" in text

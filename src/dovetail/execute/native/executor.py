@@ -21,7 +21,7 @@ from dovetail.execute.native.cache import most_bytes
 from dovetail.execute.native.claims import is_exact
 from dovetail.execute.native.clusters import Cluster, clusters_of
 from dovetail.execute.native.driver import THREADED
-from dovetail.execute.native.machine import driver, unavailable
+from dovetail.execute.native.machine import driver, listing_of, unavailable
 from dovetail.execute.native.probes import is_near
 from dovetail.execute.native.rows import Address, Count, ReadyRow
 from dovetail.ir.draft import free_name
@@ -114,7 +114,15 @@ def _group(cluster: Cluster) -> NodeGroup:
         unbound=cluster.unbound,
         restored=cluster.restored,
         reads=cluster.reads,
+        listing=lambda: _listing(cluster),
     )
+
+
+def _listing(cluster: Cluster) -> str:
+    """The nodes of a cluster with their lines, and the functions that run them, each once."""
+    nodes = [f"; {node.target}   {node.origin}".rstrip() for node in cluster.nodes]
+    functions = dict.fromkeys(row.function for row in cluster.rows)
+    return "\n".join([*nodes, "", *map(listing_of, functions)])
 
 
 def _condition(cluster: Cluster, names: Names) -> str:

@@ -32,6 +32,7 @@ _NAME = "kernel"
 _OLDEST = (0, 45)  # of llvmlite: LLVM 20, which has pointers without types
 _KERNELS: dict[Loop, int | None] = {}
 _ADDRESSES: dict[str, int] = {}
+_TEXTS: dict[int, str] = {}
 
 
 @cache
@@ -150,11 +151,25 @@ def _address(text: str, name: str) -> int:
     engine.add_object_file(_binding().ObjectFileRef.from_data(code))
     engine.finalize_object()
     _ADDRESSES[own] = engine.get_function_address(own)
+    _TEXTS[_ADDRESSES[own]] = text
     return _ADDRESSES[own]
+
+
+def listing_of(address: int) -> str:
+    """The text of LLVM behind a function, and the assembly that it became."""
+    with _LOCK:
+        text = _TEXTS[address]
+        assembly: str = _machine().emit_assembly(_optimized(text))
+    return f"{text}\n{assembly}"
 
 
 def _object_code(text: str) -> bytes:
     """What LLVM makes of a module."""
+    code: bytes = _machine().emit_object(_optimized(text))
+    return code
+
+
+def _optimized(text: str) -> Any:
     binding, machine = _binding(), _machine()
     module = binding.parse_assembly(text)
     module.triple = machine.triple
@@ -164,5 +179,4 @@ def _object_code(text: str) -> bytes:
     tuning.loop_vectorization = tuning.slp_vectorization = tuning.loop_unrolling = True
     builder = binding.create_pass_builder(machine, tuning)
     builder.getModulePassManager().run(module, builder)
-    code: bytes = machine.emit_object(module)
-    return code
+    return module
