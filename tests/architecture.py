@@ -58,7 +58,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "compat": _TO_FRONTENDS | {"inspect"},
     ROOT: _TO_ROOT - {ROOT},
     "testing": _TO_ROOT,
-    "cli": _TO_ROOT,
+    "serving": _TO_FRONTENDS,
+    "cli": _TO_ROOT | {"serving"},
     "__main__": frozenset({"cli"}),
 }
 

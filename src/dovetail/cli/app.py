@@ -28,6 +28,7 @@ from dovetail.cli.inspect import inspect_command
 from dovetail.cli.minify import minify_command
 from dovetail.cli.output import installed_version
 from dovetail.cli.replay import replay_command
+from dovetail.cli.serve import serve_command
 from dovetail.errors import DovetailError
 
 _USER_ERROR_STATUS = 2
@@ -50,6 +51,7 @@ for name, command in (
     ("bench", bench_command),
     ("fit", fit_command),
     ("inspect", inspect_command),
+    ("serve", serve_command),
 ):
     app.command(name)(command)
 app.add_typer(cache_app, name="cache")

@@ -24,6 +24,7 @@ from dovetail.torch_compat.modules import calls_only_forward
 if TYPE_CHECKING:
     from dovetail.analysis.paired_ratio import PairedRatio
     from dovetail.frontends.freezing import exporting, saving, timing, weights
+    from dovetail.frontends.freezing.call_form import CallForm
     from dovetail.frontends.freezing.weights import Sources
 else:
     exporting = deferred("dovetail.frontends.freezing.exporting")
@@ -206,6 +207,16 @@ class FrozenModule(torch.nn.Module):
     def program_name(self, *args: Any, method: str = "forward", **kwargs: Any) -> str:
         """The name of the program that a call runs. Raises: FrozenCallMismatch if there is none."""
         return self._methods[method].name_for(args, kwargs)
+
+    @property
+    def call_forms(self) -> Mapping[str, CallForm]:
+        """How each method is called."""
+        return {name: method.form for name, method in self._methods.items()}
+
+    @property
+    def is_stateful(self) -> bool:
+        """Whether calls change what later calls give: then it is for one thread at a time."""
+        return bool(self._pool.state)
 
     @property
     def specialized(self) -> tuple[str, ...]:
