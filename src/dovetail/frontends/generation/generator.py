@@ -211,6 +211,28 @@ class FrozenGenerator(FrozenModule):
         with self._lock:
             self._lengths[slot] = None
 
+    def choose(
+        self,
+        logits: Tensor,
+        *,
+        do_sample: bool | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Map logits, f32[texts, words], to their next tokens, i64[texts], as `generate` chooses them.
+
+        generator: for the draws, in place of torch's own. Raises: BadOptionValue.
+        """
+        wish = {"do_sample": do_sample, "temperature": temperature, "top_k": top_k, "top_p": top_p}
+        return self._habits.choosing.with_options(wish).tokens(logits, generator)
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The tokens that end a text."""
+        return self._habits.ends
+
     @property
     def lengths(self) -> tuple[int | None, ...]:
         """How many tokens of each slot's text are in the cache; None for a free one."""
