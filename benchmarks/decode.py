@@ -2,7 +2,8 @@
 
 The model is a Llama of transformers with a static cache, which each step writes at one place: a compiler that computes
 new contents beside the old ones copies the whole cache for each token. The prompt is read by eager in all cases; the
-tokens after it are decoded greedily, one call of the compiled model each.
+tokens after it are decoded greedily, one call of the compiled model each. *frozen* is `dovetail.freeze_generation`,
+which reads the prompt itself.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import dovetail
 from benchmarks.measure import EAGER, compile_for, describe_error
 from dovetail.torch_compat.profiler import record_allocator_events
 
 Json = dict[str, Any]
 
-BACKENDS = (EAGER, "dynamo", "dovetail", "inductor")
+FROZEN = "frozen"
+BACKENDS = (EAGER, "dynamo", "dovetail", FROZEN, "inductor")
 _PROMPT = 8
 _VOCABULARY = 2048
 _MEASURED_TOKENS = 4
@@ -83,8 +86,7 @@ class _Decoder:
 
     def decode(self, tokens: int) -> list[Tensor]:
         """The logits of each token."""
-        self.cache.reset()
-        logits = self._logits(self.prompt, torch.arange(_PROMPT))
+        logits = self._read()
         found: list[Tensor] = []
         for at in range(_PROMPT, _PROMPT + tokens):
             logits = self.step(logits[:, -1:].argmax(-1), torch.tensor([at]))
@@ -93,8 +95,7 @@ class _Decoder:
 
     def tokens_per_s(self) -> float:
         """Tokens a second after the prompt, in all sequences of the batch together."""
-        self.cache.reset()
-        logits = self._logits(self.prompt, torch.arange(_PROMPT))
+        logits = self._read()
         start = time.perf_counter()
         for at in range(_PROMPT, _PROMPT + self.settings.tokens):
             logits = self.step(logits[:, -1:].argmax(-1), torch.tensor([at]))
@@ -113,6 +114,11 @@ class _Decoder:
         keys: Tensor = self.cache.layers[0].keys
         return keys.nbytes
 
+    def _read(self) -> Tensor:
+        """Read the prompt."""
+        self.cache.reset()
+        return self._logits(self.prompt, torch.arange(_PROMPT))
+
     def _logits(self, tokens: Tensor, positions: Tensor) -> Tensor:
         out: Tensor = self.model(
             input_ids=tokens,
@@ -121,6 +127,23 @@ class _Decoder:
             past_key_values=self.cache,
         ).logits
         return out
+
+
+class _FrozenDecoder(_Decoder):
+    """The same model as a program with its cache inside."""
+
+    def __init__(self, settings: DecodeSettings) -> None:
+        super().__init__(EAGER, settings)
+        batch, length = settings.batch, settings.length
+        self._frozen = dovetail.freeze_generation(self.model, max_length=length, batch=batch, padding=False, slots=True)
+        self.step = lambda token, at: self._frozen.step(token[:, 0])[:, None]
+
+    def cache_tensor_bytes(self) -> int:
+        keys: Tensor = self._frozen.state_dict()["keys_0"]
+        return keys.nbytes
+
+    def _read(self) -> Tensor:
+        return torch.stack([self._frozen.start(slot, prompt) for slot, prompt in enumerate(self.prompt)])[:, None]
 
 
 def measure_decode(backends: Sequence[str], settings: Json) -> Json:
@@ -132,7 +155,7 @@ def measure_decode(backends: Sequence[str], settings: Json) -> Json:
         expected = _Decoder(EAGER, chosen).decode(chosen.tokens)
         for backend in backends:
             try:
-                decoder = _Decoder(backend, chosen)
+                decoder = _FrozenDecoder(chosen) if backend == FROZEN else _Decoder(backend, chosen)
                 got = decoder.decode(chosen.tokens)
                 sizes = decoder.allocations()
             except Exception as error:
