@@ -18,6 +18,7 @@ from dovetail.capture.exclusive import RECORDING
 from dovetail.errors import BadOptionValue
 from dovetail.frontends.batch_sizes import batch_of, largest_that_fits, with_batch
 from dovetail.frontends.described_call import Call
+from dovetail.frontends.estimate_on_mesh import estimate_on_mesh, is_mesh
 from dovetail.frontends.function import CompiledFunction, target_of
 from dovetail.frontends.inputs import size_hints
 from dovetail.frontends.recorded_call import recorded
@@ -61,6 +62,7 @@ class Estimate:
     transient_bytes, floor_transient_bytes: the same above state and arguments. breakdown: what the peak is made of, to
     the byte. consumers: the pieces of memory at the peak, the largest first. unknown_needs: operators that could not be
     tried, which count as taking nothing for themselves. extrapolated: those that were tried at smaller sizes.
+    bytes_sent: what this rank hands to collectives, by operator and process group (or dimension of the mesh).
     """
 
     name: str
@@ -70,6 +72,7 @@ class Estimate:
     consumers: tuple[Consumer, ...]
     unknown_needs: tuple[str, ...]
     extrapolated: tuple[str, ...]
+    bytes_sent: Mapping[tuple[str, str], int]
     _figures: Figures = field(repr=False, compare=False)
     _again: Figured = field(repr=False, compare=False)
     _call: tuple[list[Any], Structure] = field(repr=False, compare=False)
@@ -132,6 +135,8 @@ class Estimate:
         yield f"  above state and arguments {above}"
         for part, size in self.breakdown.items():
             yield f"  {part:<16}{size:>20,}  {100 * size / max(self.peak_bytes, 1):5.1f} %"
+        for (what, group), size in self.bytes_sent.items():
+            yield f"  sends {readable(size)} ({size:,} bytes) by {what} in group {group}"
         yield "  largest at the peak"
         for consumer in self.consumers[:_SHOWN]:
             where = f"  {consumer.line}" if consumer.line else ""
@@ -154,7 +159,9 @@ def estimate(step_or_model: Any, /, *args: Any, **kwargs: Any) -> Estimate:
         step_or_model: a step as `compile_step` takes it, or what that returns; or a module, or what `compile` returns:
             of these the forward, in the modes that the caller is in, with what is saved for backward where gradients
             are on and something requires them.
-        args, kwargs: of the call. Tensors may be real, fake, or on device meta, which stands for the CPU.
+        args, kwargs: of the call. Tensors may be real, fake, or on device meta, which stands for the CPU. Or
+            `mesh={"data": 64, "tensor": 8}` alone: then the first argument is a function that is called with a
+            `DeviceMesh` of these sizes, and gives the step of one rank and its arguments. No process is started.
 
     Returns:
         The peak of a call like those that follow, and the lowest that a memory limit can ask for.
@@ -165,6 +172,9 @@ def estimate(step_or_model: Any, /, *args: Any, **kwargs: Any) -> Estimate:
         DovetailError: the call cannot be recorded, or sizes depend on data.
     """
     ensure_supported_torch()
+    if not args and list(kwargs) == ["mesh"] and is_mesh(kwargs["mesh"]):
+        on_mesh: Estimate = estimate_on_mesh(estimate, step_or_model, kwargs["mesh"])
+        return on_mesh
     name, again = _figured(step_or_model)
     call = flatten_call(args, kwargs)
     figures = again(*call)
@@ -176,6 +186,7 @@ def estimate(step_or_model: Any, /, *args: Any, **kwargs: Any) -> Estimate:
         consumers=figures.consumers,
         unknown_needs=figures.unknown_needs,
         extrapolated=figures.extrapolated,
+        bytes_sent=figures.bytes_sent,
         _figures=figures,
         _again=again,
         _call=call,

@@ -16,6 +16,7 @@ from dovetail.execute.needs import Needs, bytes_before_run
 from dovetail.ir.program import Program, values_in
 from dovetail.ir.signature import InputRole, Residual
 from dovetail.ir.sizes import Number
+from dovetail.ops.collectives import bytes_sent, collective_of
 from dovetail.pipeline.compile import compile_recording
 from dovetail.pipeline.driver import run_passes
 from dovetail.pipeline.dump import Dump
@@ -25,7 +26,7 @@ from dovetail.pipeline.options import Options
 from dovetail.pipeline.passes import Context, policy_for
 from dovetail.pipeline.recompute import PlanPoint, StepPlans
 from dovetail.pipeline.step import step_passes, writing_step
-from dovetail.torch_compat.dispatch import storage_key
+from dovetail.torch_compat.dispatch import schema_of, storage_key
 
 PARTS = (
     "parameters",
@@ -102,7 +103,8 @@ class Figures:
     """state_bytes: of what is there before. transient_bytes: the peak above it. parts: bytes of each of `PARTS` there.
 
     consumers: the largest first. unknown_needs, extrapolated: operators of which it is not known what they take for
-    themselves, and is known from smaller runs. plans: what lower peaks cost.
+    themselves, and is known from smaller runs. plans: what lower peaks cost. bytes_sent: what this process hands to
+    collectives, by operator and process group.
     """
 
     state_bytes: int
@@ -112,6 +114,7 @@ class Figures:
     unknown_needs: tuple[str, ...]
     extrapolated: tuple[str, ...]
     plans: Plans
+    bytes_sent: Mapping[tuple[str, str], int]
 
     @property
     def floor_transient_bytes(self) -> int:
@@ -212,4 +215,15 @@ def _figures(
         unknown_needs=tuple(dict.fromkeys(str(node.target) for node in needs.unknown)),
         extrapolated=tuple(dict.fromkeys(str(node.target) for node in needs.extrapolated)),
         plans=plans,
+        bytes_sent=_bytes_sent(program),
     )
+
+
+def _bytes_sent(program: Program) -> dict[tuple[str, str], int]:
+    found: dict[tuple[str, str], int] = {}
+    for node in program.nodes:
+        op = collective_of(node)
+        if op is not None:
+            key = schema_of(op).name.strip("_"), str(node.args[-1])
+            found[key] = found.get(key, 0) + bytes_sent(node)
+    return found
