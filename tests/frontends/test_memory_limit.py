@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,9 @@ from torch.nn import functional as F
 import dovetail
 from dovetail.errors import BadOptionValue, DovetailError, MemoryLimitTooLow
 from dovetail.inspect.memory import measure_peak
+from dovetail.ir.program import Program, Value
+from dovetail.ir.signature import Residual
+from dovetail.pipeline.arena import code_of
 from tests.frontends.step.test_memory_limit import MODELS
 from tests.rotation import rotated
 
@@ -346,3 +349,26 @@ def test_a_loss_among_other_results_fits_in_every_limit_from_the_lowest_named() 
         found, peak = called({"memory_limit": f"transient:{limit}B"})
         assert _same(found, expected)
         assert peak <= limit
+
+
+def test_executors_are_told_of_all_inputs_of_backward_that_may_die(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is computed again from, too: it is let go of after its last use, if forward was split for more gradients."""
+    made: list[tuple[Program, Collection[int]]] = []
+
+    def noted(program: Program, *args: Any, dying: Collection[int] = ()) -> Any:
+        made.append((program, dying))
+        return code_of(program, *args, dying=dying)
+
+    monkeypatch.setattr("dovetail.pipeline.compile.code_of", noted)
+    x, bias = torch.randn(48, 48, requires_grad=True), torch.randn(48, requires_grad=True)
+    limit = _floor(lambda: dovetail.compile(_two_results, memory_limit="transient:1B")(x, bias))
+    made.clear()
+    _backward(dovetail.compile(_two_results, memory_limit=f"transient:{limit}B"), x, bias)
+    (forward, _), (backward, dying) = made
+    roles = zip(forward.signature.outputs, forward.outputs, strict=True)
+    handed = {v.tensor.storage for r, v in roles if not isinstance(r, Residual) and isinstance(v, Value)}
+    handed |= forward.input_storages()
+    inputs = enumerate(zip(backward.signature.inputs, backward.inputs, strict=True))
+    own = {at for at, (r, v) in inputs if isinstance(r, Residual) and v.tensor.storage not in handed}
+    assert own
+    assert own <= {*dying}

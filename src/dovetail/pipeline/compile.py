@@ -276,11 +276,12 @@ class _GraphCompiler:
         """Whether no other backward can follow one for these gradients."""
         return sum(arrival is not None for arrival in pattern) == sum(self._recording.outputs.plan.differentiable)
 
-    def _dying(self, split: Split, pattern: Pattern) -> tuple[int, ...]:
-        """Numbers of the inputs of backward that nobody else holds."""
+    def _dying(self, split: Split, pattern: Pattern, *, surely: bool = True) -> tuple[int, ...]:
+        """Numbers of the inputs of backward that nobody else holds. surely: without those that somebody may hold."""
         if self._options.double_backward:
             return ()
-        return dying_inputs(split, arriving=frees_arriving_gradients(), is_last=self._is_last(pattern))
+        is_last = not surely or self._is_last(pattern)
+        return dying_inputs(split, arriving=frees_arriving_gradients(), is_last=is_last)
 
     def _offer(self, split: Split, dump: Dump) -> None:
         """Settle, when forward is made, which of the inputs that are given away it may work in.
@@ -366,9 +367,8 @@ class _GraphCompiler:
                 reason = "backward meets a tensor that could have been part of it"
                 raise UnusableDonation(name=name, reason=reason)
         tangents = [role.output for role in split.backward.signature.inputs if isinstance(role, Tangent)]
-        compiled = self._dumps[pattern].watched(
-            self._code_for(split.backward, None, self._dying(split, pattern)), BACKWARD
-        )
+        dying = self._dying(split, pattern, surely=self._options.arena)  # others take what may die as what does
+        compiled = self._dumps[pattern].watched(self._code_for(split.backward, None, dying), BACKWARD)
         return CompiledBackward.of(compiled, tangents, self._residuals)
 
 
