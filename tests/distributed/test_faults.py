@@ -195,7 +195,7 @@ def two_of_their_own() -> Iterator[Ranks]:
         yield ranks
 
 
-@pytest.mark.parametrize(("door", "fault"), rotated(_CASES, 15))
+@pytest.mark.parametrize(("door", "fault"), rotated(_CASES, 30))
 def test_a_fault_ends_soon(two_of_their_own: Ranks, tmp_path: Path, door: str, fault: str) -> None:
     ranks, store = two_of_their_own, str(tmp_path / "store")
     living, other = ranks.outcomes(_suffers, store, door, fault, seconds=120)

@@ -121,7 +121,7 @@ def _shared(model: nn.Module) -> list[int]:
     return list(map(places.index, places))
 
 
-@pytest.mark.parametrize("name", rotated(list(_CASES), 5))
+@pytest.mark.parametrize("name", rotated(list(_CASES), 8))
 def test_two_ranks_train_as_in_eager_mode(two_ranks: Ranks, name: str) -> None:
     assert two_ranks(_agrees, [name]) == [{name: _CASES[name][-1]}] * 2
 
