@@ -6,6 +6,7 @@ import asyncio
 import http.client
 import importlib
 import json
+import shutil
 import signal
 import threading
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ _NEEDED = ("starlette", "uvicorn", "prometheus_client", "transformers")
 pytestmark = pytest.mark.skipif(
     any(find_spec(name) is None for name in _NEEDED), reason="pip install dovetail[examples]"
 )
+_BROWSER, _DRIVER = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
 LENGTH = 64
 PROMPTS = ("Once", "a", "upon a time", "€ and ü", "x" * 40)
 
@@ -132,6 +134,29 @@ def test_clients_that_go(server: Server) -> None:
     page = server.get("/")
     assert page.headers["content-type"].startswith("text/html")
     assert b"Continue a text" in page.body
+
+
+@pytest.mark.skipif(None in (_BROWSER, _DRIVER), reason="no chromium and chromedriver here")
+def test_the_page(server: Server) -> None:
+    """In a real browser: it shows a text as it comes, and what is wrong with a request."""
+    webdriver = pytest.importorskip("selenium.webdriver", reason="the package selenium is not installed")
+    service = importlib.import_module("selenium.webdriver.chrome.service").Service(_DRIVER)
+    wait = importlib.import_module("selenium.webdriver.support.ui").WebDriverWait
+    options = webdriver.ChromeOptions()
+    options.binary_location = _BROWSER
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage"):
+        options.add_argument(argument)
+    driver = webdriver.Chrome(options=options, service=service)
+    try:
+        driver.get(f"http://127.0.0.1:{server.port}/")
+        driver.find_element("id", "send").click()
+        wait(driver, 60).until(lambda page: ": " in page.find_element("id", "status").text)
+        assert len(driver.find_element("id", "text").text) > len("Once upon a time")
+        driver.find_element("id", "prompt").send_keys("x" * 70)
+        driver.find_element("id", "send").click()
+        wait(driver, 60).until(lambda page: "1 to 63 tokens" in page.find_element("id", "status").text)
+    finally:
+        driver.quit()
 
 
 def test_a_full_queue(example: ModuleType, path: Path) -> None:
