@@ -92,7 +92,7 @@ def test_architectures(kind: str) -> None:
     frozen = dovetail.freeze_generation(model, max_length=LENGTH, batch=2)
     assert frozen.specialized == ()
     torch.manual_seed(0)
-    for length in (1, 2, 7, 8, 9, 23):
+    for length in (1, 8, 15):
         for padded in (False, True)[: min(length, 2)]:
             _check(frozen, model, *prompts(2, length, padded=padded))
 
