@@ -51,6 +51,24 @@ def test_reads_that_stay(why: str) -> None:
     assert read_written_inputs(program) is program
 
 
+@pytest.mark.parametrize("reader", ["a view", "by place", "a view before"])
+def test_views_and_what_reads_by_place_keep_the_new_contents(reader: str) -> None:
+    b = Builder("x", "buffer")
+    made = b.call("made", aten.mul.Tensor, b.inputs[0], 2)
+    copied = Node(aten.copy_.default, (b.inputs[1], made))
+    if reader == "a view before":
+        shown = b.call("shown", aten.alias.default, made, view_of=made)
+        b.nodes.append(copied)
+    elif reader == "a view":
+        b.nodes.append(copied)
+        shown = b.call("shown", aten.alias.default, made, view_of=made)
+    else:
+        b.nodes.append(copied)
+        shown = b.call("shown", aten.as_strided_copy.default, made, [2], [1], 0)
+    program = b.program(b.call("result", aten.add.Tensor, shown, made))
+    assert read_written_inputs(program) is program
+
+
 def _training(width: int) -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(32, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, 8))
