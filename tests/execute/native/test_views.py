@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.overrides import BaseTorchFunctionMode
 
+import dovetail
 from dovetail.inspect.memory import measure_peak
 from dovetail.ir.program import Value
 from tests.execute.native.programs import aten, calls_counted, compiled, outcome
@@ -110,3 +112,35 @@ def test_a_view_of_all_of_a_result_is_the_result() -> None:
     both = _as_eager(draft, [back, product, x, y])
     first, second, *_ = both(draft.arguments())
     assert first is not second
+
+
+def test_inputs_that_shared_memory_once_are_read_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program for a call in which they lie apart describes them as the recording did: on one storage."""
+
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        y.add_(x.reshape(-1))
+        return y * y * 1
+
+    def shared() -> tuple[Tensor, Tensor]:
+        base = torch.arange(1.0, 4.0).requires_grad_() * 1
+        return base[0:3], base
+
+    def apart() -> tuple[Tensor, Tensor]:
+        x, y = torch.arange(1.0, 6.0).requires_grad_() * 1, torch.arange(10.0, 13.0).requires_grad_() * 1
+        return x.as_strided((3,), (1,), 2), y.as_strided((3,), (1,), 0)
+
+    answers = calls_counted(monkeypatch)
+    code = dovetail.compile(function)
+    for make in (shared, apart, shared, apart):
+        assert torch.equal(code(*make()), function(*make()))
+    assert set(answers) == {0}
+
+
+def test_nodes_on_two_inputs_at_one_place_that_is_written_are_left_to_aten() -> None:
+    draft = Segment()
+    whole = torch.randn(8)
+    x, y = draft.input(whole[:4]), draft.input(whole[:4])
+    draft.call(aten.mul_.Tensor, x, y)
+    draft.call(aten.mul_.Tensor, x, y)
+    code = compiled(draft.program([*draft.inputs]))
+    assert "native_table" not in code.source

@@ -6,6 +6,7 @@ beginning to its end, the rest lies in one block; a run ends where that would be
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -19,10 +20,11 @@ from dovetail.execute.native.driver import THREADED
 from dovetail.execute.native.kinds import claim_on, row_of
 from dovetail.execute.native.machine import has_pool
 from dovetail.execute.native.places import Places
-from dovetail.execute.native.rows import ReadyRow, RowClaim
+from dovetail.execute.native.rows import ReadyRow, RowClaim, Storages
 from dovetail.execute.native.runs import Run, reread_storages, runs_of
 from dovetail.execute.native.unmade import Unmade, unmade_views
 from dovetail.ir.program import Node, Program, Value, meta_symbols, values_in
+from dovetail.ops.facts import written_values
 
 _SIZES = (2, 4096)  # what a size that is not known may be: what a cluster takes is compared for both
 
@@ -61,7 +63,8 @@ def clusters_of(
     is_free: whether a node may be machine code, as far as the caller knows. dying: numbers of inputs that nobody else
     holds; None if it may be any.
     """
-    reread = reread_storages(program)
+    loose, mixed = _storages_of_inputs(program)
+    reread = {*reread_storages(program), *mixed}
     claims: dict[Node, RowClaim] = {}
     for node in program.nodes:
         claim = claim_on(node) if is_free(node) else None
@@ -73,7 +76,7 @@ def clusters_of(
 
     tried = {claim.node: claim for run in runs_of(program, claims, may_show) for claim in run.claims}
     known = {node: claim for node, claim in tried.items() if claim.is_proven()}
-    memory = _Memory(program, dying)
+    memory = _Memory(program, dying, loose)
     found = [draft for run in runs_of(program, known, may_show) for draft in memory.drafts(run)]
     kept = {claim.node: claim for draft in found for claim in draft.claims}
     return memory.finished(found, unmade_views(program, kept, may_show))
@@ -94,13 +97,14 @@ def _is_threaded(claim: RowClaim) -> bool:
 class _Memory:
     """Who holds what when, in a program."""
 
-    def __init__(self, program: Program, dying: Collection[int] | None) -> None:
+    def __init__(self, program: Program, dying: Collection[int] | None, loose: Collection[int]) -> None:
         self.program = program
         self.numbers = {node: at for at, node in enumerate(program.nodes)}
         self.returned = program.output_storages()
         self.returned_values = frozenset(values_in(program.outputs))
         self.outside = program.input_storages()
         self.shown = self.outside | self.returned
+        self.loose = loose
         lent = [v for at, v in enumerate(program.inputs) if dying is not None and at not in dying and v.is_tensor]
         self.held = self.returned | {value.tensor.storage for value in lent}
         self.users: dict[int, list[int]] = {}
@@ -188,7 +192,8 @@ class _Memory:
             return None
         places = Places(claims, views, self.numbers, in_block, self.unmade.addresses)
         made = self._made(claims, stored - inner, places)
-        ready = [found for row in rows if (found := row_of(row.claims, unread, places.addresses)) is not None]
+        known = Storages(unread, self.loose)
+        ready = [found for row in rows if (found := row_of(row.claims, known, places.addresses)) is not None]
         if made is None or not ready:
             return None
         kept = {value for value, _ in made}
@@ -280,6 +285,17 @@ class _Memory:
                 return None
             made.append((claim.result, like))
         return made
+
+
+def _storages_of_inputs(program: Program) -> tuple[Collection[int], Collection[int]]:
+    """Storages of several inputs: those that are only read (`Storages.loose`), and those that some node writes and in
+    which several inputs begin at one place.
+    """
+    tensors = [value.tensor for value in program.inputs if value.is_tensor]
+    counted, places = Counter(m.storage for m in tensors), Counter((m.storage, m.offset) for m in tensors)
+    written = {v.tensor.storage for node in program.nodes for v in written_values(node) if v.is_tensor}
+    loose = {storage for storage, count in counted.items() if count > 1} - written
+    return loose, {storage for (storage, _), count in places.items() if count > 1} & written
 
 
 def _storages(node: Node) -> list[int]:

@@ -6,7 +6,7 @@ A part is rows of bytes, each copied as it is, so any dtype will do, and there i
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 from dovetail.execute.native.claim_base import written_by
 from dovetail.execute.native.copy_text import copy_function
 from dovetail.execute.native.driver import THREADED
-from dovetail.execute.native.rows import Access, Address, Addresses, ReadyRow
+from dovetail.execute.native.rows import Access, Address, Addresses, ReadyRow, Storages
 from dovetail.ir.program import Node, Operand, Value
 from dovetail.ops.arguments import arguments_of
 from dovetail.torch_compat.dispatch import Overload, has_own_kernels
@@ -99,7 +99,7 @@ def copy_claim(node: Node) -> CopyClaim | None:
     return CopyClaim(node, tuple(parts), into, result, prod(shape), is_among_zeros)
 
 
-def copy_row(claims: Sequence[CopyClaim], _: Collection[int], addresses: Addresses) -> ReadyRow | None:
+def copy_row(claims: Sequence[CopyClaim], _: Storages, addresses: Addresses) -> ReadyRow | None:
     """The row of a claim."""
     (claim,) = claims
     function, size = copy_function(), claim.written.tensor.dtype.itemsize

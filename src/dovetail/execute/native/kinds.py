@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ from dovetail.execute.native.claims import Claim, claim_of
 from dovetail.execute.native.copies import CopyClaim, copy_claim, copy_row
 from dovetail.execute.native.loop_rows import loop_row
 from dovetail.execute.native.products import ProductClaim, product_claim, product_row
-from dovetail.execute.native.rows import Addresses, ReadyRow, RowClaim
+from dovetail.execute.native.rows import Addresses, ReadyRow, RowClaim, Storages
 from dovetail.execute.native.sums import SumClaim, sum_claim, sum_row
 from dovetail.ir.program import Node
 
@@ -22,7 +22,7 @@ class RowKind:
     """
 
     claim_of: Callable[[Node], RowClaim | None]
-    row_of: Callable[[Sequence[Any], Collection[int], Addresses], ReadyRow | None]
+    row_of: Callable[[Sequence[Any], Storages, Addresses], ReadyRow | None]
 
 
 KINDS: dict[type, RowKind] = {
@@ -39,6 +39,6 @@ def claim_on(node: Node) -> RowClaim | None:
     return next((claim for kind in KINDS.values() if (claim := kind.claim_of(node)) is not None), None)
 
 
-def row_of(claims: Sequence[RowClaim], unread: Collection[int], addresses: Addresses) -> ReadyRow | None:
+def row_of(claims: Sequence[RowClaim], storages: Storages, addresses: Addresses) -> ReadyRow | None:
     """The row of claims of one kind: see `RowKind`."""
-    return KINDS[type(claims[0])].row_of(claims, unread, addresses)
+    return KINDS[type(claims[0])].row_of(claims, storages, addresses)

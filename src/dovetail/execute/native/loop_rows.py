@@ -5,7 +5,7 @@ What only this loop reads is not stored.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -15,25 +15,24 @@ from dovetail.execute.native.loop import COLUMN, ROW, Cell, From, Loop, Source, 
 from dovetail.execute.native.machine import kernel_of
 from dovetail.execute.native.probes import NUMBER
 from dovetail.execute.native.repeats import ENDLESS, Repeat
-from dovetail.execute.native.rows import Address, Addresses, Count, ReadyRow
+from dovetail.execute.native.rows import Address, Addresses, Count, ReadyRow, Storages
 from dovetail.ir.program import Operand, Value
 
-Place = tuple[int, object, torch.dtype, object]
-"""A piece of memory as a loop sees it: storage, offset, dtype, and how it is read: see `claims.How`."""
+Place = tuple[int | Value, object, torch.dtype, object]
+"""A piece of memory as a loop sees it: storage and offset, or an address where storages are loose, dtype, and how it is
+read: see `claims.How`.
+"""
 
 
-def loop_row(claims: Sequence[Claim], unread: Collection[int], addresses: Addresses) -> ReadyRow | None:
-    """The row of claims that share a loop; None where it would store nothing.
-
-    unread: storages in which what is written is not read later.
-    """
-    return _Builder(claims, unread, addresses).build()
+def loop_row(claims: Sequence[Claim], storages: Storages, addresses: Addresses) -> ReadyRow | None:
+    """The row of claims that share a loop; None where it would store nothing."""
+    return _Builder(claims, storages, addresses).build()
 
 
 class _Builder:
-    def __init__(self, claims: Sequence[Claim], unread: Collection[int], addresses: Addresses) -> None:
+    def __init__(self, claims: Sequence[Claim], storages: Storages, addresses: Addresses) -> None:
         self.claims = claims
-        self.unread = unread
+        self.storages = storages
         self.addresses = addresses
         self.cells: dict[Place, int] = {}
         self.kinds: list[Cell] = []
@@ -55,14 +54,14 @@ class _Builder:
             ]
             formula = claim.formula()
             assert formula is not None, "only claims whose formula is known are arranged"
-            place = _place(claim.written, claim.how_written)
+            place = self._place(claim.written, claim.how_written)
             self.current[place] = Source(From.STEP, len(self.steps))
             self.steps.append(Step(formula, tuple(sources)))
             written[place] = claim.written
         stores = [
             (self._cell(place, value), self.current[place].index)
             for place, value in written.items()
-            if value.tensor.storage not in self.unread
+            if value.tensor.storage not in self.storages.unread
         ]
         if not stores:
             return None
@@ -91,10 +90,17 @@ class _Builder:
                 self.operands.append((operand, avoided))
             return Source(From.NUMBER, self.numbers[key])
         assert isinstance(operand, Value), "all others are tensors"
-        place = _place(operand, how)
+        place = self._place(operand, how)
         if place not in self.current:
             self.current[place] = Source(From.CELL, self._cell(place, operand))
         return self.current[place]
+
+    def _place(self, value: Value, how: How) -> Place:
+        meta = value.tensor
+        if meta.storage in self.storages.loose:
+            address = self.addresses.get(value, Address(value))
+            return (address.value, address.behind, meta.dtype, how)
+        return (meta.storage, meta.offset, meta.dtype, how)
 
     def _cell(self, place: Place, value: Value) -> int:
         if place not in self.cells:
@@ -108,10 +114,6 @@ class _Builder:
                 self.counts.append(how.elements if isinstance(how, Pitch) else 0)
             self.pointers.append(self.addresses.get(value, Address(value)))
         return self.cells[place]
-
-
-def _place(value: Value, how: How) -> Place:
-    return (value.tensor.storage, value.tensor.offset, value.tensor.dtype, how)
 
 
 def _counts(repeat: Repeat, holder: Value) -> list[int | Count]:

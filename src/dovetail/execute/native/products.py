@@ -9,7 +9,7 @@ to `aten`, and for each shape and each order in memory a product is tried beside
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from dovetail.execute.native.claim_base import ELEMENTS, ClaimBase
 from dovetail.execute.native.machine import driver
 from dovetail.execute.native.probes import Refused
 from dovetail.execute.native.product_text import product_function
-from dovetail.execute.native.rows import Access, Address, Addresses, ReadyRow, table_row
+from dovetail.execute.native.rows import Access, Address, Addresses, ReadyRow, Storages, table_row
 from dovetail.execute.native.scratch import copied, scratch
 from dovetail.execute.native.trials import answered
 from dovetail.ir.program import Node, Operand, TensorMeta, Value
@@ -173,7 +173,7 @@ def _matrices(metas: Sequence[TensorMeta], operands: int) -> list[Matrix] | None
     return list(found)
 
 
-def product_row(claims: Sequence[ProductClaim], _: Collection[int], addresses: Addresses) -> ReadyRow | None:
+def product_row(claims: Sequence[ProductClaim], _: Storages, addresses: Addresses) -> ReadyRow | None:
     """The row of a claim."""
     (claim,) = claims
     function, order, more = _parts(claim.question)

@@ -8,7 +8,7 @@ them. Order, memory and code of clusters are found from these alone.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
@@ -78,6 +78,18 @@ class Address:
 
 Addresses = Mapping[Value, Address]
 """By value, those that have no variable of their own, or share that of another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Storages:
+    """What is known of storages, by their numbers.
+
+    unread: in which what is written is not read later. loose: of several inputs that no node writes; in some calls each
+    of these has memory of its own, with other contents.
+    """
+
+    unread: Collection[int]
+    loose: Collection[int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from dovetail.execute.native.claim_base import ELEMENTS, ClaimBase
 from dovetail.execute.native.driver import THREADED
 from dovetail.execute.native.machine import driver
 from dovetail.execute.native.probes import Refused
-from dovetail.execute.native.rows import Access, Address, Addresses, ReadyRow, table_row
+from dovetail.execute.native.rows import Access, Address, Addresses, ReadyRow, Storages, table_row
 from dovetail.execute.native.scratch import copied, scratch
 from dovetail.execute.native.sum_text import sum_function
 from dovetail.execute.native.trials import answered
@@ -159,7 +159,7 @@ def _numbers(dims: Operand) -> tuple[int, ...] | None:
     return known if len(known) == len(dims) else None
 
 
-def sum_row(claims: Sequence[SumClaim], _: Collection[int], addresses: Addresses) -> ReadyRow | None:
+def sum_row(claims: Sequence[SumClaim], _: Storages, addresses: Addresses) -> ReadyRow | None:
     """The row of a claim."""
     (claim,) = claims
     function = claim.question.function
