@@ -150,7 +150,8 @@ def test_a_cell_of_gates_is_native_code(monkeypatch: pytest.MonkeyPatch) -> None
         assert torch.equal(code(x, h), cell(x, h))
         (graph,) = code.graphs
     assert set(answers) == {0}
-    assert "split" not in graph.forward.source.split("else:")[0]
+    if torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512"):  # else there is no code for a sigmoid
+        assert "split" not in graph.forward.source.split("else:")[0]
 
 
 @pytest.mark.parametrize("threads", [1, 2])
