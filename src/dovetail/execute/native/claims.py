@@ -207,7 +207,7 @@ def _form_in_rows(
     grid = grid_of([meta if written is None else written.tensor, *(value.tensor for value in read)]) if read else None
     if grid is None:
         return None
-    pitches = dict(zip(read, grid.pitches[1:], strict=False))
+    pitches = dict(zip(read, grid.pitches[1:], strict=True))
     hows = [Pitch(pitches[x]) if x in pitches else kind == SINGLE for x, kind in zip(operands, kinds, strict=True)]
     return _Form(kinds, hows, ("rows", grid.rows, grid.inner), grid)
 

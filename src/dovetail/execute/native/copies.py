@@ -107,10 +107,9 @@ def copy_row(claims: Sequence[CopyClaim], _: Storages, addresses: Addresses) -> 
         return None
     values = [claim.written, *(part.source for part in claim.parts)]
     pointers = tuple(addresses.get(value, Address(value)) for value in values)
-    numbers = [claim.count if claim.is_among_zeros else 0]
+    slots = [size * claim.count if claim.is_among_zeros else 0]
     for part in claim.parts:
-        numbers += [part.rows, part.width, part.place, part.pitch, part.source_pitch]
-    slots = [number if at and at % 5 == 1 else number * size for at, number in enumerate(numbers)]  # rows are no bytes
+        slots += [part.rows, *(size * each for each in (part.width, part.place, part.pitch, part.source_pitch))]
     return ReadyRow(function, len(claim.parts), pointers, more=struct.pack(f"{len(slots)}q", *slots))
 
 

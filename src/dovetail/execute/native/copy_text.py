@@ -39,7 +39,4 @@ def _text() -> str:
             into = out.element("i8", start, out.set(f"mul i64 {row}, {pitch}"))
             read = out.element("i8", source, out.set(f"mul i64 {row}, {source_pitch}"))
             out.line(f"call void @llvm.memcpy.p0.p0.i64(ptr {into}, ptr {read}, i64 {width}, i1 false)")
-    declared = (
-        "declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)\ndeclare void @llvm.memset.p0.i64(ptr, i8, i64, i1)\n"
-    )
-    return declared + out.finished()
+    return _DECLARED + out.finished()
