@@ -27,3 +27,7 @@ def test_a_wrong_result_is_noticed(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     recompute_sweep.search(state, 1, 60, 12, lambda now: None)
     assert state.failures
     assert "differs" in capsys.readouterr().out or any("Error" in text for text in state.failures.values())
+
+
+def test_a_limit_that_an_error_named_was_refused() -> None:
+    assert recompute_sweep.failure(8830065)[0] == ""  # what was weighed was in another order than what ran

@@ -41,7 +41,7 @@ from dovetail.pipeline.driver import StepRecord, elapsed_us, run_passes, writes
 from dovetail.pipeline.dump import BACKWARD, FORWARD, Dump
 from dovetail.pipeline.executor_list import make_executors
 from dovetail.pipeline.forwards import Forwards
-from dovetail.pipeline.memory_limit import memory_limit, refuse_unknown_sizes, state_bytes
+from dovetail.pipeline.memory_limit import refuse_unknown_sizes, state_bytes
 from dovetail.pipeline.options import Options
 from dovetail.pipeline.passes import Context
 from dovetail.pipeline.splitting import Splitting, stays_behind
@@ -97,17 +97,7 @@ class _GraphCompiler:
         self._dumps: dict[Pattern, Dump] = {}
         self._decisions: dict[str, bool] = {}
         self._refused: dict[int, CaptureFailed] = {}
-        limit = None if options.memory_limit is None else memory_limit(options.memory_limit)
-        self._splitting = Splitting(
-            recording.outputs.plan,
-            hints,
-            options.partition,
-            options.recomputes,
-            limit,
-            patterns=options.policy,
-            is_foreign=options.compilers is not None,
-            forwards=forwards,
-        )
+        self._splitting = Splitting(recording.outputs.plan, hints, options, forwards)
         self._first: Split | None = None
         self._too_low: dict[Pattern, MemoryLimitTooLow] = {}
         self._graph: weakref.ref[CompiledGraph]  # which keeps this alive
@@ -250,16 +240,20 @@ class _GraphCompiler:
         plans = PlanMemory(donated, splitting.plans.need_of) if donated else splitting.plans
         context = Context(self._options, self._hints, donated=donated, plans=plans, state_bytes=state)
         kind = "forward" if split.backward.nodes else "inference"
-        forward, _ = run_passes(kind, written, context, dump)
+        as_weighed = {} if splitting.limit is None or split.backward.nodes else {"reinplace": True}
+        forward, _ = run_passes(kind, written, context, dump, decisions=as_weighed)
         is_last, dying = self._is_last(pattern), self._dying(split, pattern)
         context = Context(self._options, self._hints, dying=dying, plans=splitting.plans)
         first = self._first or replace(split, forward=forward)
         stays = () if is_last else stays_behind(first, split)
-        late, decisions = split.backward, dict[str, bool]()
+        late, as_weighed = split.backward, dict[str, bool]()
         if self._first is not None and splitting.limit is not None:
-            context, decisions = replace(context, plans=splitting.plans_after(first.forward, stays)), {"sink": True}
+            context, as_weighed = (
+                replace(context, plans=splitting.plans_after(first.forward, stays)),
+                {"reinplace": True},
+            )
             late = splitting.backward_within(late, context.plans, dying, state)
-        backward, _ = run_passes("backward", late, context, dump, decisions=decisions)
+        backward, _ = run_passes("backward", late, context, dump, decisions=as_weighed)
         found = replace(split, forward=forward, backward=backward)
         error = splitting.too_low(replace(found, forward=first.forward), stays, state) if backward.nodes else None
         if self._first is not None and error is not None:

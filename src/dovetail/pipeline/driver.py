@@ -76,6 +76,24 @@ def run_passes(
     return program, tuple(records)
 
 
+def weighed_passes(kind: str, program: Program, context: Context, *, without: str = "") -> Program:
+    """The program after the passes for its kind, as `run_passes` makes it, of one that is only weighed.
+
+    without: the name of a pass that is left out.
+    """
+    options, passes = context.options, PASSES[kind]
+    if is_stopped(kind, options.stop_after):
+        return program
+    for spec in passes.specs:
+        if spec.name not in options.skip and spec.name != without:
+            result = spec.run(program, context)[0]
+            is_weighed = passes.weighs and not spec.weighs_itself
+            program = program if is_weighed and _worse(program, result, context) else result
+        if spec.name == options.stop_after:
+            break
+    return program
+
+
 def _run_pass(spec: PassSpec, program: Program, context: Context, keep: bool | None) -> tuple[Program, StepRecord]:
     """keep: whether the result is kept; None: unless the simulated peak rises."""
     level = context.options.verify
@@ -96,15 +114,20 @@ def _run_pass(spec: PassSpec, program: Program, context: Context, keep: bool | N
         if spec.yields is Stage.IN_PLACE:
             verify_inplace.verify_inplace(program, result, donated=context.donated, commit=True, hints=context.hints)
     reason = "" if keep is not False else "DECIDED-BEFORE: dropped for the first pattern"
-    if keep is None and result is not program:
-        before, after = (
-            simulate_peak(one, context.hints, context.dying, context.plans.need_of).peak_bytes
-            for one in (program, result)
-        )
-        if after > before:
-            reason = f"PEAK-RISES: {after} > {before} simulated bytes"
+    if keep is None:
+        reason = _worse(program, result, context)
     kept = program if reason else result
     return kept, StepRecord(spec.name, len(program.nodes), len(kept.nodes), spent, str(report), reason, report)
+
+
+def _worse(program: Program, result: Program, context: Context) -> str:
+    """Why what a pass makes is dropped; "" where it is kept."""
+    if result is program:
+        return ""
+    before, after = (
+        simulate_peak(one, context.hints, context.dying, context.plans.need_of).peak_bytes for one in (program, result)
+    )
+    return f"PEAK-RISES: {after} > {before} simulated bytes" if after > before else ""
 
 
 def _broken(program: Program, rule: str, name: str) -> InvalidProgram:

@@ -24,7 +24,7 @@ from dovetail.ops.packed import is_packing
 from dovetail.partition.policy import Mark, Policy
 from dovetail.partition.split import split_by_phase
 from dovetail.pipeline.copies_back import carry_out_writes
-from dovetail.pipeline.driver import StepRecord, elapsed_us, run_passes
+from dovetail.pipeline.driver import StepRecord, elapsed_us, run_passes, weighed_passes
 from dovetail.pipeline.dump import BACKWARD, FORWARD, Dump
 from dovetail.pipeline.held import FROZEN
 from dovetail.pipeline.memory_limit import MemoryLimit, memory_limit
@@ -109,7 +109,8 @@ def within_limit(folded: Folded, context: Context, dump: Dump) -> Folded:
     policy = Policy("all", patterns.of(program))
 
     def before(changed: Program) -> Program:
-        return carry_out_writes(split_by_phase(changed).forward, folded.plan)
+        written = carry_out_writes(split_by_phase(changed).forward, folded.plan)
+        return weighed_passes("packed", written, context, without="reinplace")
 
     state, plans = context.state_bytes, context.plans
     changed, report = recompute.recompute(program, context.hints, plans, limit, state, policy, FROZEN, before=before)
@@ -146,7 +147,9 @@ def finish(folded: Folded, context: Context, dump: Dump) -> Program:
     written = carry_out_writes(split.forward, folded.plan)
     if written is not split.forward:
         dump.step("write_inputs-forward", written, part=FORWARD)
-    program, limit = run_passes("packed", written, context, dump)[0], _limit(context)
+    limit = _limit(context)
+    as_weighed = {} if limit is None else {"reinplace": True}
+    program = run_passes("packed", written, context, dump, decisions=as_weighed)[0]
     if limit is not None:
         measured = needs.Needs(context.hints)
         measured.measure(program.nodes)

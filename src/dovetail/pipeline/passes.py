@@ -130,7 +130,7 @@ _EXPAND_FOREACH = PassSpec("expand_foreach", "bitwise", _LATE, None, lambda p, g
 _ROW_BLOCKS = PassSpec(
     "row_blocks", "bitwise", _LATE, None, lambda p, given: _row_blocks.row_blocks(p, given.infer, given.plans)
 )
-_SINK = PassSpec("sink", "bitwise", _LATE, None, lambda p, given: sink(p, given.dying, given.plans))
+_SINK = PassSpec("sink", "bitwise", _LATE, None, lambda p, given: sink(p, given.dying, given.plans), weighs_itself=True)
 _REINPLACE = PassSpec(
     "reinplace",
     "bitwise",

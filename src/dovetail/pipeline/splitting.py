@@ -43,7 +43,6 @@ from dovetail.partition.choose import (
     step_cost,
     work_to_spare,
 )
-from dovetail.partition.patterns import Patterns
 from dovetail.partition.policy import Mark, Policy
 from dovetail.partition.problem import Problem
 from dovetail.partition.recompute import keeps_named, split_keeping
@@ -57,11 +56,13 @@ from dovetail.partition.whole.schedule import Schedule
 from dovetail.partition.work import work_of
 from dovetail.passes.dead_code import remove_dead_code
 from dovetail.passes.inplace import PlanMemory
-from dovetail.passes.sink import sink
 from dovetail.pipeline.copies_back import carry_out_writes
+from dovetail.pipeline.driver import weighed_passes
 from dovetail.pipeline.forwards import Forwards, Way
 from dovetail.pipeline.held import GRAPH
-from dovetail.pipeline.memory_limit import MemoryLimit
+from dovetail.pipeline.memory_limit import MemoryLimit, memory_limit
+from dovetail.pipeline.options import Options
+from dovetail.pipeline.passes import Context
 from dovetail.pipeline.recompute import may_pay, recompute, too_low
 from dovetail.torch_compat.autograd import frees_arriving_gradients
 
@@ -99,27 +100,22 @@ class Splitting:
         self,
         plan: CallPlan,
         hints: Mapping[str, Number],
-        partition: str | Callable[[Problem], Collection[int]],
-        recompute: str,
-        limit: MemoryLimit | None = None,
-        *,
-        patterns: Patterns | None = None,
-        is_foreign: bool = False,
+        options: Options,
         forwards: Forwards | None = None,
     ) -> None:
-        """patterns: what is asked for nodes. is_foreign: the code of the halves is not ours, and its needs unknown.
-        forwards: which splits to choose from under a limit that is for another backward.
-        """
+        """forwards: which splits to choose from under a limit that is for another backward."""
+        limit = None if options.memory_limit is None else memory_limit(options.memory_limit)
         self.kept: frozenset[str] | None = None
         self.needs = Needs(hints)
         self.plans = PlanMemory(need_of=None if limit is None else self.needs.need_of)
         self.limit = limit
         self._plan = plan
         self._hints = hints
-        self._partition = partition
-        self._policy = Policy(recompute=recompute, only_what_eager_holds=partition != "min_cut")
-        self._patterns = Patterns({}) if patterns is None else patterns
-        self._is_foreign = is_foreign
+        self._options = options
+        self._partition: str | Callable[[Problem], Collection[int]] = options.partition
+        self._policy = Policy(recompute=options.recomputes, only_what_eager_holds=options.partition != "min_cut")
+        self._patterns = options.policy
+        self._is_foreign = options.compilers is not None  # whose code is not ours, and its needs unknown
         self._forwards = Forwards() if forwards is None else forwards
         self._written: dict[int, tuple[Program, Program]] = {}
         self._works: dict[Node, int] = {}
@@ -141,11 +137,12 @@ class Splitting:
         return simulate_peak(run, self._hints, need_of=self.needs.need_of).peak_bytes
 
     def _peak_of(self, split: Split) -> int:
-        """The peak of a split once its halves are in order and work in place, with a gradient for each output."""
+        """The peak of a split as its halves will run, with a gradient for each output."""
         dying = dying_inputs(split, arriving=frees_arriving_gradients(), is_last=True)
-        forward, _ = sink(self.written(split.forward), (), self.plans)
-        backward, _ = sink(split.backward, dying, self.plans)
-        return self.peak_of_run(self.plans.in_place(forward)[1], self.plans.in_place(backward)[1])
+        context = Context(self._options, self._hints, plans=self.plans)
+        forward = weighed_passes("forward", self.written(split.forward), context)
+        backward = weighed_passes("backward", split.backward, replace(context, dying=dying))
+        return self.peak_of_run(forward, backward)
 
     def weighed(self, halves: Halves, solver: str) -> Candidate:
         """What a split costs. solver: who found it."""
@@ -183,17 +180,16 @@ class Splitting:
         """
 
         def before(late: Program) -> Program:
-            return sink(late, dying, plans)[0]
+            return weighed_passes("backward", late, context, without="reinplace")
 
+        context = Context(self._options, self._hints, dying=dying, plans=plans)
         limit, policy = self.limit, replace(self._policy, marks=self._patterns.of(backward))
         given = (backward, self._hints, plans, limit, state, policy, GRAPH)
         return recompute(*given, before=before, around=plans.around)[0]
 
     def apart(self) -> Splitting:
         """The same for splits that are only looked at: what it works out is forgotten with it."""
-        options = (self._partition, self._policy.recompute, self.limit)
-        patterns, is_foreign = self._patterns, self._is_foreign
-        other = Splitting(self._plan, self._hints, *options, patterns=patterns, is_foreign=is_foreign)
+        other = Splitting(self._plan, self._hints, self._options)
         other.needs = self.needs.apart()
         other.plans = PlanMemory(need_of=None if self.limit is None else other.needs.need_of)
         return other
