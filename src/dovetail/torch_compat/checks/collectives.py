@@ -6,7 +6,7 @@ Where there is a group already, only what sends nothing is looked at.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -44,13 +44,18 @@ def group_of_one(*, computes: bool = False) -> Iterator[Any]:
 
 
 class _Noted(PlainMode):
-    def __init__(self) -> None:
+    """arrived: operators of groups with their operands. reductions: names of those under way when they arrived."""
+
+    def __init__(self, under_way: Sequence[Any] = ()) -> None:
         super().__init__()
         self.arrived: list[tuple[Any, Sequence[Any]]] = []
+        self.reductions: list[str | None] = []
+        self._under_way = under_way
 
     def __torch_dispatch__(self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         if func.namespace in collectives.NAMESPACES:
             self.arrived.append((func, args))
+            self.reductions.extend(map(collectives.name_of_reduction, self._under_way))
         return func(*args, **(kwargs or {}))
 
 
@@ -191,23 +196,28 @@ def check_gathered_objects() -> str | None:
 
 
 def check_gather_parts() -> str | None:
-    """Parts of all ranks lie one after the other."""
-    made = torch.zeros(2)
-    with group_of_one() as group:
-        if group is None:
-            return None
-        collectives.gather_parts()(made, torch.tensor([1.0, 2.0]), group)
-    return first_difference(("gathered", made.tolist(), [1.0, 2.0]))
+    """The operator gets the tensor that is written, then the part of this rank."""
+    return _takes(lambda made, part, group: collectives.gather_parts()(made, part, group), [])
 
 
 def check_scatter_sums() -> str | None:
-    """A rank gets its part of the sum."""
-    made = torch.zeros(2)
-    with group_of_one() as group:
+    """The operator gets the tensor that is written, then what is summed, and how."""
+    maximum = collectives.reduction("MAX") if collectives.is_available else None
+    return _takes(lambda made, whole, group: collectives.scatter_sums()(made, whole, maximum, group), ["MAX"])
+
+
+def _takes(call: Callable[[torch.Tensor, torch.Tensor, Any], Any], reductions: list[str]) -> str | None:
+    """What arrives at an operator: the group that does nothing computes nothing in some versions."""
+    made, whole = torch.zeros(2), torch.tensor([1.0, 2.0])
+    with group_of_one() as group, collectives.reductions_noted() as under_way, _Noted(under_way) as noted:
         if group is None:
             return None
-        collectives.scatter_sums()(made, torch.tensor([1.0, 2.0]), dist.ReduceOp.SUM, group)
-    return first_difference(("part", made.tolist(), [1.0, 2.0]))
+        call(made, whole, group)
+    tensors = [x for x in noted.arrived[0][1] if isinstance(x, torch.Tensor)]
+    return first_difference(
+        ("written and read", [x is y for x, y in zip(tensors, (made, whole), strict=True)], [True, True]),
+        ("reductions", noted.reductions, reductions),
+    )
 
 
 def check_finished_work() -> str | None:
@@ -228,19 +238,12 @@ def check_reductions_noted() -> str | None:
     if not collectives.is_available:
         return None
     before = dict(vars(dist.ProcessGroup))
-    seen: list[str | None] = []
-
-    class Seeing(PlainMode):
-        def __torch_dispatch__(self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
-            seen.extend(collectives.name_of_reduction(op) for op in noted if func.namespace == "c10d")
-            return func(*args, **(kwargs or {}))
-
-    with group_of_one() as group, collectives.reductions_noted() as noted:
+    with group_of_one() as group, collectives.reductions_noted() as under_way, _Noted(under_way) as noted:
         if group is not None:
-            with Seeing():
-                dist.all_reduce(torch.ones(2), dist.ReduceOp.MAX)
+            dist.all_reduce(torch.ones(2), dist.ReduceOp.MAX)
     return first_difference(
-        ("seen", seen, [] if group is None else ["MAX"]), ("methods", dict(vars(dist.ProcessGroup)) == before, True)
+        ("seen", noted.reductions, [] if group is None else ["MAX"]),
+        ("methods", dict(vars(dist.ProcessGroup)) == before, True),
     )
 
 

@@ -33,6 +33,8 @@ def check_answers_for_plain_numbers() -> str | None:
     here, torchs = plain_numbers.STAND_INS[plain_numbers.SHAPES], import_module(plain_numbers.SHAPES)
     pairs = []
     for name, calls in _OPERANDS.items():
+        if not hasattr(torchs, name):  # nothing imports it: torch has it since a later version
+            continue
         for operands in calls:
             found, wanted = getattr(here, name)(*operands), getattr(torchs, name)(*operands)
             pairs.append((f"{name}{operands}", found or False, wanted or False))
