@@ -335,7 +335,7 @@ class _Rewriter:
         made = Value(self.draft.name("copy", 2), place or meta.at(self.draft.storage(), 0))
         args: tuple[Operand, ...] = (source, list(meta.shape), list(meta.stride), meta.dtype, meta.device)
         target: Target = COPY_TO_LAYOUT
-        if _is_dense(meta) and source.tensor.stride == meta.stride:
+        if meta.is_dense() and source.tensor.stride == meta.stride:
             target, args = aten.clone.default, (source,)
         self.nodes.append(replace(node, target=target, args=args, kwargs=(), outputs=(made,), unpack=False))
         return made
@@ -345,17 +345,6 @@ def _each(values: Iterable[Value]) -> Callable[[Value], Value]:
     """One value after the other, whatever is asked for."""
     left = iter(values)
     return lambda _: next(left)
-
-
-def _is_dense(meta: TensorMeta) -> bool:
-    """Whether `clone` keeps the strides: the elements fill their memory without gaps."""
-    step = 1
-    dims = [(s, n) for s, n in zip(meta.stride, meta.shape, strict=True) if n != 1]
-    for stride, size in sorted((s, n) for s, n in dims if isinstance(s, int) and isinstance(n, int)):
-        if stride != step:
-            return False
-        step *= size
-    return all(isinstance(number, int) for dim in dims for number in dim)
 
 
 def _without_unread(nodes: list[Node], outputs: tuple[Operand, ...], before: Program) -> tuple[Node, ...]:

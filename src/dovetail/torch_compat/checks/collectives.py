@@ -197,26 +197,25 @@ def check_gathered_objects() -> str | None:
 
 def check_gather_parts() -> str | None:
     """The operator gets the tensor that is written, then the part of this rank."""
-    return _takes(lambda made, part, group: collectives.gather_parts()(made, part, group), [])
+    return _takes(collectives.gather_parts)
 
 
 def check_scatter_sums() -> str | None:
     """The operator gets the tensor that is written, then what is summed, and how."""
-    maximum = collectives.reduction("MAX") if collectives.is_available else None
-    return _takes(lambda made, whole, group: collectives.scatter_sums()(made, whole, maximum, group), ["MAX"])
+    return _takes(collectives.scatter_sums, "MAX")
 
 
-def _takes(call: Callable[[torch.Tensor, torch.Tensor, Any], Any], reductions: list[str]) -> str | None:
+def _takes(function: Callable[[], Callable[..., Any]], *reductions: str) -> str | None:
     """What arrives at an operator: the group that does nothing computes nothing in some versions."""
     made, whole = torch.zeros(2), torch.tensor([1.0, 2.0])
     with group_of_one() as group, collectives.reductions_noted() as under_way, _Noted(under_way) as noted:
         if group is None:
             return None
-        call(made, whole, group)
+        function()(made, whole, *map(collectives.reduction, reductions), group)
     tensors = [x for x in noted.arrived[0][1] if isinstance(x, torch.Tensor)]
     return first_difference(
         ("written and read", [x is y for x, y in zip(tensors, (made, whole), strict=True)], [True, True]),
-        ("reductions", noted.reductions, reductions),
+        ("reductions", noted.reductions, list(reductions)),
     )
 
 
