@@ -26,6 +26,8 @@ from dovetail.ops.scaling import NUMBER, Axis, operand_names
 from dovetail.ops.whole_numbers import operator_of, reads_of_partner, reads_of_partners, takes_zeros
 from dovetail.torch_compat.dispatch import schema_of
 
+_CPU = torch.device("cpu")
+
 
 @dataclass(frozen=True, slots=True)
 class OperatorCall:
@@ -46,6 +48,11 @@ class OperatorCall:
         """Operands, and results in new memory."""
         operands = _described_in((self.args, list(self.kwargs.values())))
         return [*operands, *(x for x in self.results if x is not None)]
+
+    @property
+    def device(self) -> torch.device:
+        """Where all of them are."""
+        return next((tensor.device for tensor in self.tensors), _CPU)
 
     @property
     def size_bytes(self) -> int:
@@ -98,7 +105,7 @@ class OperatorCall:
         """New tensors to apply the operator to. Raises: what the operators raise that make some of them."""
         described = _described_in((self.args, list(self.kwargs.values())))
         shared = [(x.sharing, x.size_bytes, x.dtype) for x in described if x.sharing is not None]
-        blocks = blocks_for(shared) if shared else {}
+        blocks = blocks_for(shared, self.device) if shared else {}
         args = [_with_tensors(x, blocks) for x in self.args]
         return args, {name: _with_tensors(x, blocks) for name, x in self.kwargs.items()}
 
@@ -117,6 +124,7 @@ class Described:
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
+    device: torch.device
     is_made: bool = False
     sharing: Sharing | None = None
     made_by: tuple[OperatorCall, int] | None = field(default=None, compare=False)
@@ -166,7 +174,7 @@ class Described:
         if self.sharing is not None:
             block = blocks[self.sharing.memory, self.sharing.part]
             return tensor_in(block, self.sharing, self.shape, self.stride, self.dtype)
-        made = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="cpu")
+        made = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
         return made.fill_(0.5 if _is_fractional(self.dtype) else 0)
 
 
@@ -202,7 +210,7 @@ class CallMaker:
         return self._calls[kind]
 
     def _new_call(self, node: Node) -> OperatorCall | None:
-        return self._call(node) if _is_on_cpu(node) and not _is_view(node) else None
+        return self._call(node) if _runs_apart(node) and not _is_view(node) else None
 
     def _call(self, node: Node) -> OperatorCall:
         shared = self._shared(node)
@@ -259,10 +267,11 @@ class CallMaker:
         return replace(found, is_made=True, made_by=(call, node.outputs.index(value))) if call.is_safe else found
 
     def _described(self, meta: TensorMeta) -> Described:
-        key = (meta.shape, meta.stride, meta.dtype)
+        key = meta.layout()
         found = self._seen.get(key)
         if found is None:
-            found = Described(_numbers(meta.shape, self.known), _numbers(meta.stride, self.known), meta.dtype)
+            shape, stride = _numbers(meta.shape, self.known), _numbers(meta.stride, self.known)
+            found = Described(shape, stride, meta.dtype, meta.device)
             self._seen[key] = found
         return found
 
@@ -280,12 +289,15 @@ def _settings() -> Hashable:
         torch.are_deterministic_algorithms_enabled(),
         torch.get_float32_matmul_precision(),
         bool(torch.backends.mkldnn.enabled),
+        torch.backends.cudnn.enabled,
+        torch.backends.cudnn.benchmark,
+        torch.backends.cudnn.deterministic,
     )
 
 
 def is_opaque(node: Node) -> bool:
     """Whether an operator cannot be run apart and may take memory: another library's, or on another device."""
-    return not (isinstance(node.target, Prim) or _is_on_cpu(node) or _is_view(node)) and any(
+    return not (isinstance(node.target, Prim) or _runs_apart(node) or _is_view(node)) and any(
         value.is_tensor for value in (*node.operands(), *node.results())
     )
 
@@ -296,12 +308,16 @@ def _is_view(node: Node) -> bool:
     return bool(is_within) and not _writes(node)
 
 
-def _is_on_cpu(node: Node) -> bool:
-    """Whether it is an operator of torch over tensors on the CPU."""
+def _runs_apart(node: Node) -> bool:
+    """Whether it is an operator of torch over tensors on one device, the CPU or a GPU of this machine."""
     metas = [value.tensor for value in (*node.operands(), *node.results()) if value.is_tensor]
     op = operator_of(node)
     is_aten = op is not None and schema_of(op).namespace == "aten"
-    return is_aten and bool(metas) and all(meta.device.type == "cpu" for meta in metas)
+    return is_aten and len({meta.device for meta in metas}) == 1 and _is_here(metas[0].device)
+
+
+def _is_here(device: torch.device) -> bool:
+    return device.type == "cpu" or (device.type == "cuda" and (device.index or 0) < torch.cuda.device_count())
 
 
 def _is_fractional(dtype: torch.dtype) -> bool:

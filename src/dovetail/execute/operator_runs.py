@@ -65,7 +65,7 @@ def by_themselves() -> Iterator[None]:
 
 def run_trials(trials: Sequence[Trial[_Found]]) -> list[tuple[_Found, int] | None]:
     """For each, what was found, and the bytes that it took from the allocator beyond what stayed. None where it could
-    not be made, or nothing was found. The default generator stays where it is.
+    not be made, or nothing was found. The default generators stay where they are.
     """
     found: list[_Found | None] = []
 
@@ -75,14 +75,16 @@ def run_trials(trials: Sequence[Trial[_Found]]) -> list[tuple[_Found, int] | Non
                 found.append(_run_between_marks(trial))
 
     record = record_allocator_events_apart if profiler_is_active() else record_allocator_events
-    generator = default_generator()
-    state = generator.get_state()
+    gpus = torch.cuda.device_count() if torch.cuda.is_initialized() else 0
+    generators = [default_generator(), *map(default_generator, range(gpus))]
+    states = [generator.get_state() for generator in generators]
     try:
-        _, events = record(run_all)
+        _, events = record(run_all, ("cpu", "cuda") if gpus else ("cpu",))
     except (AttributeError, RuntimeError):  # the profiler of another torch: programs run without it
         return [None] * len(trials)
     finally:
-        generator.set_state(state)
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
     scratch = [_scratch(window) for window in _windows(events)]
     if len(scratch) != len(trials):
         return [None] * len(trials)
@@ -140,7 +142,7 @@ def _beyond_described(call: OperatorCall, results: object) -> Need:
 def _described(call: OperatorCall, made: Described, result: object) -> int:
     """Bytes that a result seems to have. Sizes that depend on others are not known where those are not the node's."""
     if call.is_scaled and isinstance(result, torch.Tensor):
-        made = Described(tuple(result.shape), result.stride(), result.dtype)
+        made = Described(tuple(result.shape), result.stride(), result.dtype, result.device)
     return made.size_bytes
 
 

@@ -65,7 +65,13 @@ def try_places(
     trials: dict[Placeable, _PlacedTrial] = {}
     for one in found:
         call = maker.call_of(one.node)
-        if call is not None and call.is_safe and one.node not in unknown and not needs.need_of(one.node).kept_bytes:
+        if (
+            call is not None
+            and call.is_safe
+            and call.device.type == "cpu"
+            and one.node not in unknown
+            and not needs.need_of(one.node).kept_bytes
+        ):
             trials[one] = _PlacedTrial(call, one)
     missing = {trial.key: trial for trial in trials.values() if trial.key not in _FOUND}
     if missing:

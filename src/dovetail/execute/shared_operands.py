@@ -78,7 +78,9 @@ def scaled_offset(offset: int, old: Sequence[tuple[int, int]], new: Sequence[tup
     return found + offset
 
 
-def blocks_for(operands: Collection[tuple[Sharing, int, torch.dtype]]) -> dict[tuple[int, int], torch.Tensor]:
+def blocks_for(
+    operands: Collection[tuple[Sharing, int, torch.dtype]], device: torch.device
+) -> dict[tuple[int, int], torch.Tensor]:
     """Bytes for each part of the memory that operands share, by memory and part. Each operand has a size in bytes.
 
     They hold halves where all operands in a part have one dtype that has them, else zeros.
@@ -92,7 +94,7 @@ def blocks_for(operands: Collection[tuple[Sharing, int, torch.dtype]]) -> dict[t
     found = {}
     for memory, parts in ends.items():
         rounded = {part: -(-size // _ALIGNMENT) * _ALIGNMENT for part, size in sorted(parts.items())}
-        whole = torch.zeros(sum(rounded.values()), dtype=torch.uint8, device="cpu")
+        whole = torch.zeros(sum(rounded.values()), dtype=torch.uint8, device=device)
         for part, piece in zip(rounded, whole.split(list(rounded.values())), strict=True):
             found[memory, part] = piece
             dtype, *others = dtypes[memory, part]
@@ -107,5 +109,5 @@ def tensor_in(
     """An operand in its part of the memory."""
     at = block.storage_offset() + sharing.offset
     assert at % dtype.itemsize == 0, "operands are aligned in their storage"
-    made = torch.empty(0, dtype=dtype, device="cpu")
+    made = torch.empty(0, dtype=dtype, device=block.device)
     return made.set_(block.untyped_storage(), at // dtype.itemsize, shape, stride)

@@ -116,18 +116,6 @@ class TensorMeta:
             step = product((step, size)) if size != 0 else step
         return True
 
-    def is_dense(self) -> bool:
-        """Whether the elements fill their memory without gaps, in any order, so that `clone` keeps the strides; says no
-        where sizes are symbolic.
-        """
-        step = 1
-        dims = [(s, n) for s, n in zip(self.stride, self.shape, strict=True) if n != 1]
-        for stride, size in sorted((s, n) for s, n in dims if isinstance(s, int) and isinstance(n, int)):
-            if stride != step:
-                return False
-            step *= size
-        return all(isinstance(number, int) for dim in dims for number in dim)
-
     def overlaps_itself(self) -> bool:
         """Whether two elements may be one (the tensor is expanded, say), so that a write to one shows in the other."""
         dims = [(step, size) for step, size in zip(self.stride, self.shape, strict=True) if size != 1]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -247,3 +247,15 @@ def difference(a: Size, b: Size) -> Size:
     if isinstance(a, int) and isinstance(b, int):
         return a - b
     return shifted(a, -b if isinstance(b, int) else SizeExpr("mul", (b, -1)))
+
+
+def is_dense(shape: Sequence[Size], stride: Sequence[Size]) -> bool:
+    """Whether elements fill their memory without gaps, in any order. No where sizes are symbols."""
+    dims = [(step, size) for step, size in zip(stride, shape, strict=True) if size != 1]
+    known = [(step, size) for step, size in dims if isinstance(step, int) and isinstance(size, int)]
+    held = 1
+    for step, size in sorted(known):
+        if step != held:
+            return False
+        held *= size
+    return len(known) == len(dims)

@@ -27,6 +27,7 @@ from functools import cache
 from dovetail.analysis.liveness import bytes_of
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Operand, Program, Value
+from dovetail.ir.sizes import is_dense
 from dovetail.ops.prims import FunctionalForm
 from dovetail.passes.inplace import PlanMemory
 from dovetail.passes.sink import alap_schedule
@@ -123,7 +124,7 @@ def _is_of_elements(node: Node, lists: Sequence[Sequence[Operand]]) -> bool:
 
 def _is_alike(values: Sequence[Value]) -> bool:
     first = values[0].tensor
-    return first.is_dense() and all(v.is_tensor and v.tensor.lies_like(first) for v in values)
+    return is_dense(first.shape, first.stride) and all(v.is_tensor and v.tensor.lies_like(first) for v in values)
 
 
 def _is_uniform(values: Collection[Value]) -> bool:

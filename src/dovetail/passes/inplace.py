@@ -50,7 +50,7 @@ from dovetail.ir.program import (
     symbols_in,
     values_in,
 )
-from dovetail.ir.sizes import Number, Size, SizeExpr, shifted
+from dovetail.ir.sizes import Number, Size, SizeExpr, is_dense, shifted
 from dovetail.ops.facts import is_copy
 from dovetail.ops.prims import COPY_TO_LAYOUT
 from dovetail.ops.views import replayed_args, view_node
@@ -335,7 +335,7 @@ class _Rewriter:
         made = Value(self.draft.name("copy", 2), place or meta.at(self.draft.storage(), 0))
         args: tuple[Operand, ...] = (source, list(meta.shape), list(meta.stride), meta.dtype, meta.device)
         target: Target = COPY_TO_LAYOUT
-        if meta.is_dense() and source.tensor.stride == meta.stride:
+        if is_dense(meta.shape, meta.stride) and source.tensor.stride == meta.stride:
             target, args = aten.clone.default, (source,)
         self.nodes.append(replace(node, target=target, args=args, kwargs=(), outputs=(made,), unpack=False))
         return made

@@ -1,4 +1,4 @@
-"""Memory events of the CPU allocator, read from torch's profiler.
+"""Memory events of the allocators of the CPU and of GPUs, read from torch's profiler.
 
 The profiler of `torch.autograd` is public, but the one table that names each block by its address (the event tree) is
 not, and its start and stop print trace lines of their own to standard error. Both facts stay in this file. That of
@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -33,7 +33,7 @@ _STDERR_FD = 2
 
 @dataclass(frozen=True, slots=True)
 class AllocatorEvent:
-    """One block taken from (positive size) or given back to (negative size) the CPU allocator."""
+    """One block taken from (positive size) or given back to (negative size) an allocator."""
 
     time_ns: int
     address: int
@@ -45,8 +45,12 @@ def profiler_is_active() -> bool:
     return bool(_profiler_enabled()) or bool(autograd_profiler._is_profiler_enabled)
 
 
-def record_allocator_events(fn: Callable[[], _Result]) -> tuple[_Result, list[AllocatorEvent]]:
-    """Call `fn` and return its result with every CPU allocator event of the call, in order of time.
+def record_allocator_events(
+    fn: Callable[[], _Result], kinds: Collection[str] = ("cpu",)
+) -> tuple[_Result, list[AllocatorEvent]]:
+    """Call `fn` and return its result with every allocator event of the call, in order of time.
+
+    kinds: of devices whose allocators are listened to, of "cpu" and "cuda".
 
     The profiler knows the size of a block only when it saw the block being taken. Blocks that were live before
     the call and are given back during it are therefore missing from the list, or, when an earlier recording left
@@ -60,10 +64,12 @@ def record_allocator_events(fn: Callable[[], _Result]) -> tuple[_Result, list[Al
     finally:
         with _without_trace_lines():
             recorder.__exit__(None, None, None)
-    return result, _read_allocator_events(recorder)
+    return result, _read_allocator_events(recorder, kinds)
 
 
-def record_allocator_events_apart(fn: Callable[[], _Result]) -> tuple[_Result, list[AllocatorEvent]]:
+def record_allocator_events_apart(
+    fn: Callable[[], _Result], kinds: Collection[str] = ("cpu",)
+) -> tuple[_Result, list[AllocatorEvent]]:
     """Like `record_allocator_events`, on a thread of its own: for when a profiler of somebody else is active.
 
     Only what that thread does is recorded. Blocks of one size are told apart by an invented address.
@@ -92,7 +98,8 @@ def record_allocator_events_apart(fn: Callable[[], _Result]) -> tuple[_Result, l
     if failed:
         raise failed[0]
     result, records = done[0]
-    sizes = [event.cpu_memory_usage() for events in records for event in events if event.kind() == "memory_alloc"]
+    blocks = [event for events in records for event in events if event.kind() == "memory_alloc"]
+    sizes = [getattr(block, f"{kind}_memory_usage")() for block in blocks for kind in kinds]
     return result, list(_with_addresses(sizes))
 
 
@@ -108,12 +115,12 @@ def _with_addresses(sizes: Iterable[int]) -> Iterator[AllocatorEvent]:
         if size > 0:
             taken[size].append(time)
             yield AllocatorEvent(time, time, size)
-        elif taken[-size]:
+        elif size and taken[-size]:
             yield AllocatorEvent(time, taken[-size].pop(), size)
-        # else it was taken before
+        # else it was taken before, or from another allocator
 
 
-def _read_allocator_events(recorder: profile) -> list[AllocatorEvent]:
+def _read_allocator_events(recorder: profile, kinds: Collection[str]) -> list[AllocatorEvent]:
     kept: Any = recorder.kineto_results
     assert kept is not None, "the profiler kept no events"
     events: list[AllocatorEvent] = []
@@ -123,7 +130,7 @@ def _read_allocator_events(recorder: profile) -> list[AllocatorEvent]:
         pending.extend(event.children)
         if event.typed[0] == _EventType.Allocation:
             block = event.typed[1]
-            if block.device.type == "cpu":
+            if block.device.type in kinds:
                 events.append(AllocatorEvent(event.start_time_ns, block.ptr, block.alloc_size))
     # The walk above visits later siblings first; reversed, equal times keep the order of the call.
     events.reverse()
