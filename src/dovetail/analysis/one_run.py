@@ -11,8 +11,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
+import torch
+
+from dovetail.analysis.copied_gradients import copied_gradients
 from dovetail.ir.draft import Draft
-from dovetail.ir.program import Node, Operand, Phase, Program, Value, values_in
+from dovetail.ir.program import Node, Operand, Phase, Program, TensorMeta, Value, values_in
 from dovetail.ir.signature import (
     InputMutation,
     InputRole,
@@ -23,8 +26,10 @@ from dovetail.ir.signature import (
     UserOutput,
     WriteKind,
 )
+from dovetail.ir.sizes import Size
 from dovetail.ops.prims import REACHED
 
+aten = torch.ops.aten
 _NOTHING: Mapping[str, Value] = MappingProxyType({})
 
 
@@ -61,14 +66,23 @@ def whole_step(forward: Program, backward: Program, become: Mapping[str, Value] 
     )
 
 
-def as_one_run(forward: Program, backward: Program, stays: Collection[str] = (), *, lets_go: bool = True) -> Program:
+def as_one_run(
+    forward: Program,
+    backward: Program,
+    stays: Collection[str] = (),
+    leaves: Collection[int] = (),
+    *,
+    lets_go: bool = True,
+) -> Program:
     """The same as autograd lets it run: what is held when, to the byte.
 
     A node between the halves reads all that forward gives, and makes the gradients that arrive. New contents of inputs
-    die when they are copied; those that backward reads are in the input by then.
+    die when they are copied; those that backward reads are in the input by then. At the end there is a node for each
+    gradient that autograd copies.
 
-    stays: names of residuals that are held until backward ends. lets_go: whether autograd lets go of gradients that
-    arrive; that of a single number is held by who calls backward in any case.
+    stays: names of residuals that are held until backward ends. leaves: numbers of the inputs that are leaves of
+    autograd's graph. lets_go: whether autograd lets go of gradients that arrive; that of a single number is held by who
+    calls backward in any case.
     """
     given = list(zip(forward.signature.outputs, forward.outputs, strict=True))
     handed = {role.name: operand for role, operand in given if isinstance(role, Residual)}
@@ -87,14 +101,33 @@ def as_one_run(forward: Program, backward: Program, stays: Collection[str] = (),
     read = tuple(dict.fromkeys(value for _, operand in given for value in values_in(operand) if value.is_tensor))
     border = Node(REACHED, (list(read), "border"), outputs=tuple(arriving), phase=Phase.BACKWARD)
     early, late = both.nodes[: len(forward.nodes)], both.nodes[len(forward.nodes) :]
-    made = both.outputs[len(both.outputs) - len(backward.outputs) :]
+    made = list(both.outputs[len(both.outputs) - len(backward.outputs) :])
+    copies = _copies(both, made, copied_gradients(forward, backward, leaves))
     return replace(
         both,
         inputs=tuple(value for role, value in inputs if not isinstance(role, Tangent)),
-        nodes=(*early, border, *late),
+        nodes=(*early, border, *late, *copies),
         outputs=(*held, *made),
         signature=Signature(),
     )
+
+
+def _copies(program: Program, made: list[Operand], copied: Mapping[int, TensorMeta]) -> list[Node]:
+    """The nodes that copy gradients, which take their places in `made`: those first that grow most by it."""
+    draft, nodes = Draft(program), list[Node]()
+    grown = sorted(copied, key=lambda place: 0 not in _stride(made[place]))
+    for place in grown:
+        meta, gradient = replace(copied[place], storage=draft.storage()), made[place]
+        copy = Value(draft.name("kept"), meta)
+        empty = (gradient, list(meta.shape), list(meta.stride))
+        nodes.append(Node(aten.new_empty_strided.default, empty, outputs=(copy,), phase=Phase.BACKWARD))
+        nodes.append(Node(aten.copy_.default, (copy, gradient), phase=Phase.BACKWARD))
+        made[place] = copy
+    return nodes
+
+
+def _stride(operand: Operand) -> tuple[Size, ...]:
+    return operand.tensor.stride if isinstance(operand, Value) else ()
 
 
 class _Joiner:

@@ -194,12 +194,10 @@ class _Gatherer:
         first = Split(self._forward, self._backward, ())
         is_partial = self._likely is not self._main
         stays = stays_behind(first, first) if is_partial else frozenset[str]()
-        backward = first.backward
-        return call_memory(
-            as_one_run(self._forward, backward, stays, lets_go=frees_arriving_gradients()) if trains else self._forward,
-            state_bytes(self._joint),
-            self._main.hints,
-        )
+        run, lets_go = self._forward, frees_arriving_gradients()
+        if trains or any(self._backward.outputs):
+            run = as_one_run(run, first.backward, stays, self._main.leaves, lets_go=lets_go)
+        return call_memory(run, state_bytes(self._joint), self._main.hints)
 
     def _used(self, lowering: Lowering, trains: bool) -> tuple[str, ...]:
         """Which parts of a lowering are shown: halves that run, and what leads to them."""

@@ -97,7 +97,9 @@ class _GraphCompiler:
         self._dumps: dict[Pattern, Dump] = {}
         self._decisions: dict[str, bool] = {}
         self._refused: dict[int, CaptureFailed] = {}
-        self._splitting = Splitting(recording.outputs.plan, hints, options, forwards)
+        stand_ins = enumerate(recording.stand_ins)
+        self._leaves = frozenset(number for number, made in stand_ins if made.requires_grad and made.was_leaf)
+        self._splitting = Splitting(recording.outputs.plan, hints, options, forwards, self._leaves)
         self._first: Split | None = None
         self._too_low: dict[Pattern, MemoryLimitTooLow] = {}
         self._graph: weakref.ref[CompiledGraph]  # which keeps this alive
@@ -176,7 +178,7 @@ class _GraphCompiler:
 
     def _new_dump(self, name: str) -> Dump:
         options, first = self._options, next(iter(self._dumps.values()), None)
-        return Dump(options.dump, name, self._hints, options.dump_calls, first, options.compile_trace)
+        return Dump(options.dump, name, self._hints, options.dump_calls, first, options.compile_trace, self._leaves)
 
     def _lower(self, name: str, pattern: Pattern, *, casts: bool = False) -> Split:
         start = time.perf_counter_ns()
@@ -255,7 +257,9 @@ class _GraphCompiler:
             late = splitting.backward_within(late, context.plans, dying, state)
         backward, _ = run_passes("backward", late, context, dump, decisions=as_weighed)
         found = replace(split, forward=forward, backward=backward)
-        error = splitting.too_low(replace(found, forward=first.forward), stays, state) if backward.nodes else None
+        error = (
+            splitting.too_low(replace(found, forward=first.forward), stays, state) if any(backward.outputs) else None
+        )
         if self._first is not None and error is not None:
             raise error
         if self._first is None:

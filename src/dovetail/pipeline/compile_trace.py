@@ -30,11 +30,15 @@ class Step:
 
 @dataclass(slots=True)
 class Lowering:
-    """The way of one recorded program to its two halves. hints: a number for each size symbol."""
+    """The way of one recorded program to its two halves.
+
+    hints: a number for each size symbol. leaves: numbers of the inputs that are leaves of autograd's graph.
+    """
 
     name: str
     hints: Mapping[str, Number]
     steps: list[Step] = field(default_factory=list)
+    leaves: frozenset[int] = frozenset()
 
     def half(self, which: str) -> Program | None:
         """The newest program of a half, "forward" or "backward"; None when the split has not been reached."""
@@ -58,7 +62,7 @@ class CompileTrace:
     def __init__(self) -> None:
         self.lowerings: list[Lowering] = []
 
-    def begin(self, name: str, hints: Mapping[str, Number]) -> Lowering:
+    def begin(self, name: str, hints: Mapping[str, Number], leaves: frozenset[int] = frozenset()) -> Lowering:
         """A new lowering, to which steps are added."""
-        self.lowerings.append(Lowering(name, hints))
+        self.lowerings.append(Lowering(name, hints, leaves=leaves))
         return self.lowerings[-1]

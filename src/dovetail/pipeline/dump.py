@@ -124,7 +124,7 @@ class Dump:
     """Writes steps into `folder / <serial>-<name>`; with folder None, writes nothing.
 
     calls: write calls as well. like: the dump in which calls of the forward program are, if not in this one.
-    compile_trace: keeps the steps in memory.
+    compile_trace: keeps the steps in memory. leaves: see `Lowering`.
     """
 
     def __init__(
@@ -135,11 +135,12 @@ class Dump:
         calls: bool = False,
         like: Dump | None = None,
         compile_trace: CompileTrace | None = None,
+        leaves: frozenset[int] = frozenset(),
     ) -> None:
         self._calls = calls
         self._like = like
         self._hints = hints
-        self._lowering = None if compile_trace is None else compile_trace.begin(name, hints)
+        self._lowering = None if compile_trace is None else compile_trace.begin(name, hints, leaves)
         self._count = 0
         self._name = name
         self._previous = ""

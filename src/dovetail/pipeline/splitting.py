@@ -102,8 +102,11 @@ class Splitting:
         hints: Mapping[str, Number],
         options: Options,
         forwards: Forwards | None = None,
+        leaves: frozenset[int] = frozenset(),
     ) -> None:
-        """forwards: which splits to choose from under a limit that is for another backward."""
+        """forwards: which splits to choose from under a limit that is for another backward. leaves: numbers of the
+        inputs that are leaves of autograd's graph.
+        """
         limit = None if options.memory_limit is None else memory_limit(options.memory_limit)
         self.kept: frozenset[str] | None = None
         self.needs = Needs(hints)
@@ -112,6 +115,7 @@ class Splitting:
         self._plan = plan
         self._hints = hints
         self._options = options
+        self._leaves = leaves
         self._partition: str | Callable[[Problem], Collection[int]] = options.partition
         self._policy = Policy(recompute=options.recomputes, only_what_eager_holds=options.partition != "min_cut")
         self._patterns = options.policy
@@ -132,7 +136,7 @@ class Splitting:
 
     def peak_of_run(self, forward: Program, backward: Program, stays: Collection[str] = ()) -> int:
         """The peak of halves that run one after the other, as they are. stays: see `analysis.one_run`."""
-        run = as_one_run(forward, backward, stays, lets_go=frees_arriving_gradients())
+        run = as_one_run(forward, backward, stays, self._leaves, lets_go=frees_arriving_gradients())
         self.needs.measure(run.nodes)
         return simulate_peak(run, self._hints, need_of=self.needs.need_of).peak_bytes
 
@@ -167,7 +171,7 @@ class Splitting:
         """How backwards work in place, and the peaks that they have with the forward that runs before them."""
 
         def around(late: Program) -> Program:
-            run = as_one_run(forward, late, stays, lets_go=frees_arriving_gradients())
+            run = as_one_run(forward, late, stays, self._leaves, lets_go=frees_arriving_gradients())
             self.needs.measure(run.nodes)
             return run
 
@@ -189,7 +193,7 @@ class Splitting:
 
     def apart(self) -> Splitting:
         """The same for splits that are only looked at: what it works out is forgotten with it."""
-        other = Splitting(self._plan, self._hints, self._options)
+        other = Splitting(self._plan, self._hints, self._options, leaves=self._leaves)
         other.needs = self.needs.apart()
         other.plans = PlanMemory(need_of=None if self.limit is None else other.needs.need_of)
         return other
