@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import torch
 
-from dovetail.capture.computed_numbers import number_of
+from dovetail.capture.computed_numbers import ComputedNumbers
 from dovetail.capture.item_log import ItemHints, Results
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.recorder import Recorder
@@ -32,6 +32,7 @@ class Guesses:
         self._tracker = tracker
         self._refusals = refusals
         self._guessed: set[object] = set()
+        self._computed = ComputedNumbers()
 
     def number_at(self, recorder: Recorder, tensor: torch.Tensor, known: Plain | None) -> tuple[Plain, bool]:
         """What to take the number of a tensor for, and whether that is a guess. known: what it is, if anything."""
@@ -40,7 +41,7 @@ class Guesses:
         if known is not None or self._hints.knows(origin):
             return hint if known is None else known, False
         reals = {**self.reals, **{value: constant for constant, value in recorder.constants}}
-        found = number_of(recorder.nodes, recorder.value_of(tensor), reals)
+        found = self._computed.number_of(recorder.nodes, recorder.value_of(tensor), reals)
         return (hint, True) if found is None else (found, False)
 
     def answer(self, likely: bool | None) -> bool:

@@ -28,6 +28,7 @@ _ZEROS_ARE_NUMBERS = {
     *("repeat", "constant_pad_nd", "masked_fill", "tril", "triu"),
     *("select_backward", "slice_backward", "slice_scatter", "select_scatter", "nonzero"),
     *("masked_select", "unique_consecutive", "_unique2", "bincount"),
+    "_scaled_dot_product_efficient_attention_backward",  # the seed and the offset of a generator
 }
 _LU = {"linalg_lu_factor_ex", "_linalg_det", "_linalg_slogdet", "_linalg_solve_ex"}
 # Operators that read whole numbers without a check -> operators of which they are.
