@@ -85,6 +85,7 @@ LISTS = (
     "tests/passes/test_inplace_oracle.py",
     "tests/passes/test_inplace_patterns.py",
     "tests/passes/test_merge_linears.py",
+    "tests/passes/test_overlap.py",
     "tests/passes/test_prepack.py",
     "tests/passes/test_row_blocks.py",
     "tests/programs/test_programs.py",

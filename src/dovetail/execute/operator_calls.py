@@ -21,6 +21,7 @@ from dovetail.execute.shared_operands import Sharing, Span, blocks_for, scaled_o
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Operand, ScalarMeta, TensorMeta, Value, map_operands
 from dovetail.ir.sizes import Number, Scalar, evaluate, with_numbers
+from dovetail.ops.collectives import WAIT
 from dovetail.ops.facts import facts_of
 from dovetail.ops.scaling import NUMBER, Axis, operand_names
 from dovetail.ops.whole_numbers import operator_of, reads_of_partner, reads_of_partners, takes_zeros
@@ -297,9 +298,8 @@ def _settings() -> Hashable:
 
 def is_opaque(node: Node) -> bool:
     """Whether an operator cannot be run apart and may take memory: another library's, or on another device."""
-    return not (isinstance(node.target, Prim) or _runs_apart(node) or _is_view(node)) and any(
-        value.is_tensor for value in (*node.operands(), *node.results())
-    )
+    takes_nothing = isinstance(node.target, Prim) or node.target is WAIT or _runs_apart(node) or _is_view(node)
+    return not takes_nothing and any(value.is_tensor for value in (*node.operands(), *node.results()))
 
 
 def _is_view(node: Node) -> bool:

@@ -105,7 +105,7 @@ class CompiledStepProgram:
     @property
     def unknown_needs(self) -> tuple[str, ...]:
         """Operators of which it is not known what they take besides."""
-        return tuple(dict.fromkeys(str(node.target) for node in self._needs.unknown))
+        return tuple(dict.fromkeys(str(collective_of(node) or node.target) for node in self._needs.unknown))
 
     def need_of(self, node: Node) -> Need:
         """What a node of the program takes besides operands and results."""

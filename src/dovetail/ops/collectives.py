@@ -4,7 +4,9 @@
 
 Each writes what eager mode writes, by the call that eager mode makes. To a program they run at once: who starts one
 reads its result later, in order. None is removed, merged or run again, and their order is the user's: facts of an
-operator of dovetail's own that writes.
+operator of dovetail's own that writes. `passes.overlap` makes two operators of one, between which others run:
+
+    t = start_all_reduce_(gradient, "SUM", "0")     ...     wait_(t, [gradient], [], "0")
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import torch.distributed as dist
 
 from dovetail.errors import CollectiveFailed, DovetailError
 from dovetail.ir.prim import Prim
-from dovetail.ir.program import Node, values_in
+from dovetail.ir.program import Node, Value, values_in
 from dovetail.ops.custom import define
 from dovetail.ops.prims import FunctionalForm
 from dovetail.torch_compat.collectives import find_group, gather_parts, reduction, scatter_sums
@@ -48,73 +50,113 @@ def ask_before(group: str) -> None:
         ask(group)
 
 
-def _in_group(what: str, group: str, start: Callable[[Any], Any]) -> None:
-    try:
+def _begin(what: str, group: str, start: Callable[[Any], Any]) -> Any:
+    """Work of a group that is under way; None where this process has nothing to do with it."""
+    with _failures_named(what, group):
         ask_before(group)
-        work = start(find_group(group))
+        return start(find_group(group))
+
+
+def _finish(what: str, group: str, work: Any) -> None:
+    """Wait for work of a group."""
+    if work is None:
+        return
+    with _failures_named(what, group):
         wait = getattr(_ASKED, "wait", None)
-        if work is None:  # this process has nothing to do with it
-            return
         if wait is None:
             work.wait()
         else:
             wait(group, work)
+
+
+@contextmanager
+def _failures_named(what: str, group: str) -> Iterator[None]:
+    try:
+        yield
     except (RuntimeError, LookupError) as error:
         if isinstance(error, DovetailError):
             raise
         raise CollectiveFailed(operator=what, group=group, error=f"{type(error).__name__}: {error}") from error
 
 
-def _all_reduce(tensor: torch.Tensor, op: str, group: str) -> None:
-    _in_group("all_reduce", group, lambda pg: dist.all_reduce(tensor, reduction(op), pg, async_op=True))
+def _all_reduce(pg: Any, tensor: torch.Tensor, op: str) -> Any:
+    return dist.all_reduce(tensor, reduction(op), pg, async_op=True)
 
 
-def _reduce(tensor: torch.Tensor, root: int, op: str, group: str) -> None:
-    _in_group("reduce", group, lambda pg: dist.reduce(tensor, None, reduction(op), pg, async_op=True, group_dst=root))
+def _all_reduce_used(pg: Any, tensor: torch.Tensor, used: str) -> Any:
+    return _all_reduce(pg, tensor, "SUM")
 
 
-def _broadcast(tensor: torch.Tensor, root: int, group: str) -> None:
-    _in_group("broadcast", group, lambda pg: dist.broadcast(tensor, group=pg, async_op=True, group_src=root))
+def _reduce(pg: Any, tensor: torch.Tensor, root: int, op: str) -> Any:
+    return dist.reduce(tensor, None, reduction(op), pg, async_op=True, group_dst=root)
 
 
-def _all_gather(outs: Sequence[torch.Tensor], part: torch.Tensor, group: str) -> None:
-    _in_group("all_gather", group, lambda pg: dist.all_gather(list(outs), part, pg, async_op=True))
+def _broadcast(pg: Any, tensor: torch.Tensor, root: int) -> Any:
+    return dist.broadcast(tensor, group=pg, async_op=True, group_src=root)
 
 
-def _gather_into(out: torch.Tensor, part: torch.Tensor, group: str) -> None:
-    _in_group("all_gather_into_tensor", group, lambda pg: gather_parts()(out, part, pg, async_op=True))
+def _all_gather(pg: Any, outs: Sequence[torch.Tensor], part: torch.Tensor) -> Any:
+    return dist.all_gather(list(outs), part, pg, async_op=True)
 
 
-def _reduce_scatter(out: torch.Tensor, parts: Sequence[torch.Tensor], op: str, group: str) -> None:
-    given = list(parts)
-    _in_group("reduce_scatter", group, lambda pg: dist.reduce_scatter(out, given, reduction(op), pg, async_op=True))
+def _gather_into(pg: Any, out: torch.Tensor, part: torch.Tensor) -> Any:
+    return gather_parts()(out, part, pg, async_op=True)
 
 
-def _scatter_from(out: torch.Tensor, whole: torch.Tensor, op: str, group: str) -> None:
-    _in_group("reduce_scatter_tensor", group, lambda pg: scatter_sums()(out, whole, reduction(op), pg, async_op=True))
+def _reduce_scatter(pg: Any, out: torch.Tensor, parts: Sequence[torch.Tensor], op: str) -> Any:
+    return dist.reduce_scatter(out, list(parts), reduction(op), pg, async_op=True)
 
 
-def _all_to_all(outs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], group: str) -> None:
-    _in_group("all_to_all", group, lambda pg: dist.all_to_all(list(outs), list(parts), pg, async_op=True))
+def _scatter_from(pg: Any, out: torch.Tensor, whole: torch.Tensor, op: str) -> Any:
+    return scatter_sums()(out, whole, reduction(op), pg, async_op=True)
 
 
-def _exchange(out: torch.Tensor, given: torch.Tensor, to: Sequence[int], of: Sequence[int], group: str) -> None:
-    sizes = (list(to) or None, list(of) or None)
-    _in_group("all_to_all_single", group, lambda pg: dist.all_to_all_single(out, given, *sizes, pg, async_op=True))
+def _all_to_all(pg: Any, outs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> Any:
+    return dist.all_to_all(list(outs), list(parts), pg, async_op=True)
 
 
-def _barrier(group: str) -> None:
-    _in_group("barrier", group, lambda pg: dist.barrier(pg, async_op=True))
+def _exchange(pg: Any, out: torch.Tensor, given: torch.Tensor, to: Sequence[int], of: Sequence[int]) -> Any:
+    return dist.all_to_all_single(out, given, list(to) or None, list(of) or None, pg, async_op=True)
 
 
-def _define(name: str, arguments: str, run: Callable[..., None]) -> Any:
-    return define(name, f"({arguments}, str group) -> ()", run, lambda *_: None)
+def _barrier(pg: Any) -> Any:
+    return dist.barrier(pg, async_op=True)
 
 
-def _all_reduce_used(tensor: torch.Tensor, used: str, group: str) -> None:
-    _all_reduce(tensor, "SUM", group)
+_STARTED: dict[Overload, Overload] = {}
 
 
+def _define(name: str, arguments: str, start: Callable[..., Any]) -> Any:
+    """The operator that runs a collective and waits for it. Beside it, one that starts it and gives a token."""
+    what = start.__name__.strip("_")
+
+    def run(*given: Any) -> None:
+        *operands, group = given
+        _finish(what, group, _begin(what, group, lambda pg: start(pg, *operands)))
+
+    def begin(*given: Any) -> torch.Tensor:
+        *operands, group = given
+        token = _token()
+        setattr(token, _WORK, (what, _begin(what, group, lambda pg: start(pg, *operands))))
+        return token
+
+    given = f"({arguments}, str group)" if arguments else "(str group)"
+    op = define(name, f"{given} -> ()", run, lambda *_: None)
+    if arguments:
+        _STARTED[op] = define(f"start_{name}", f"{given} -> Tensor", begin, lambda *_: _token())
+    return op
+
+
+def _token() -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8)
+
+
+def _wait(token: torch.Tensor, written: Sequence[torch.Tensor], read: Sequence[torch.Tensor], group: str) -> None:
+    what, work = vars(token).pop(_WORK)
+    _finish(what, group, work)
+
+
+_WORK = "_dovetail_work"
 ALL_REDUCE = _define("all_reduce_", "Tensor(a!) tensor, str op", _all_reduce)
 ALL_REDUCE_USED = _define("all_reduce_used_", "Tensor(a!) tensor, str used", _all_reduce_used)
 REDUCE = _define("reduce_", "Tensor(a!) tensor, int root, str op", _reduce)
@@ -125,7 +167,9 @@ REDUCE_SCATTER = _define("reduce_scatter_", "Tensor(a!) out, Tensor[] parts, str
 SCATTER_FROM = _define("scatter_from_", "Tensor(a!) out, Tensor whole, str op", _scatter_from)
 ALL_TO_ALL = _define("all_to_all_", "Tensor(a!)[] outs, Tensor[] parts", _all_to_all)
 EXCHANGE = _define("exchange_", "Tensor(a!) out, Tensor given, int[] to, int[] of", _exchange)
-BARRIER = define("barrier", "(str group) -> ()", _barrier, lambda _: None)
+BARRIER = _define("barrier", "", _barrier)
+WAIT = define("wait_", "(Tensor token, Tensor(a!)[] written, Tensor[] read, str group) -> ()", _wait, lambda *_: None)
+_RUN = {started: op for op, started in _STARTED.items()}
 
 COLLECTIVES = frozenset(
     {
@@ -150,7 +194,27 @@ def collective_of(node: Node) -> Overload | None:
     target: Any = node.target
     if isinstance(target, Prim) and isinstance(target.run, FunctionalForm):
         target = target.run.op
+    target = _RUN.get(target, target)
     return target if target in COLLECTIVES else None
+
+
+def is_started(node: Node) -> bool:
+    """Whether a node starts a collective and does not wait for it."""
+    return node.target in _RUN
+
+
+def started_apart(node: Node, token: Value) -> tuple[Node, Node] | None:
+    """A collective in two nodes: one that starts it, and one that waits. None where it waits at once.
+
+    token: what the first hands to the second.
+    """
+    start: Any = _STARTED.get(node.target)  # type: ignore[call-overload]
+    if start is None or node.kwargs:
+        return None
+    first, *others = (list(values_in(operand)) for operand in node.args)
+    read = [value for operand in others for value in operand]
+    wait = node.applying(WAIT, (token, first, read, node.args[-1]), (), ())
+    return node.applying(start, node.args, (), (token,), unpack=False), wait
 
 
 def sequences_of(nodes: Iterable[Node]) -> dict[str, list[str]]:

@@ -212,7 +212,7 @@ def _figures(
         transient_bytes=transient,
         parts={part: sum(x.bytes for x in consumers if x.part == part) for part in PARTS},
         consumers=tuple(sorted(consumers, key=lambda consumer: -consumer.bytes)),
-        unknown_needs=tuple(dict.fromkeys(str(node.target) for node in needs.unknown)),
+        unknown_needs=tuple(dict.fromkeys(str(collective_of(node) or node.target) for node in needs.unknown)),
         extrapolated=tuple(dict.fromkeys(str(node.target) for node in needs.extrapolated)),
         plans=plans,
         bytes_sent=_bytes_sent(program),

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 
+from dovetail.analysis.liveness import Need
 from dovetail.deferred import deferred
-from dovetail.ir.program import Program, Stage
+from dovetail.ir.program import Node, Program, Stage
 from dovetail.ir.sizes import Number
 from dovetail.partition.policy import Policy
 from dovetail.passes.expand_foreach import expand_foreach
@@ -46,7 +47,9 @@ _dead_code = deferred("dovetail.passes.dead_code")
 _early_updates = deferred("dovetail.passes.early_updates")
 _fold_batch_norms = deferred("dovetail.passes.fold_batch_norms")
 _merge_linears = deferred("dovetail.passes.merge_linears")
+_needs = deferred("dovetail.execute.needs")
 _no_ops = deferred("dovetail.passes.no_ops")
+_overlap = deferred("dovetail.passes.overlap")
 _prepack = deferred("dovetail.passes.prepack")
 _remove_dropout = deferred("dovetail.passes.remove_dropout")
 _row_blocks = deferred("dovetail.passes.row_blocks")
@@ -186,6 +189,23 @@ _RECOMPUTE = PassSpec(
     "recompute", "bitwise", frozenset({Stage.SPLIT, Stage.IN_PLACE}), None, _recompute, weighs_itself=True
 )
 
+
+def _run_overlap(program: Program, given: Context) -> tuple[Program, object]:
+    limit = None if given.options.memory_limit is None else memory_limit(given.options.memory_limit)
+    most = -1 if limit is None else limit.above(given.state_bytes)
+    made: tuple[Program, object] = _overlap.overlap(program, given.hints, lambda: _needs_of(program, given), most)
+    return made
+
+
+def _needs_of(program: Program, given: Context) -> Callable[[Node], Need]:
+    needs = given.needs or _needs.Needs(given.hints)
+    needs.measure(program.nodes)
+    found: Callable[[Node], Need] = needs.need_of
+    return found
+
+
+_OVERLAP = PassSpec("overlap", "bitwise", frozenset({Stage.IN_PLACE}), None, _run_overlap)
+
 PASSES: dict[str, PassList] = {
     "joint": PassList(
         (
@@ -205,7 +225,7 @@ PASSES: dict[str, PassList] = {
     "backward": PassList(_HALF, "joint", BACKWARD, weighs=True),
     "inference": PassList((_EXPAND_FOREACH, _SINK, _RECOMPUTE, _REINPLACE), "joint", FORWARD, weighs=True),
     "fast": PassList((_CHUNK_ROWS,), "joint"),
-    "step": PassList((_EARLY_UPDATES, _EXPAND_FOREACH, _ROW_BLOCKS, _RECOMPUTE, _REINPLACE), "fast"),
+    "step": PassList((_EARLY_UPDATES, _EXPAND_FOREACH, _ROW_BLOCKS, _RECOMPUTE, _REINPLACE, _OVERLAP), "fast"),
     "frozen": PassList(
         (
             PassSpec(

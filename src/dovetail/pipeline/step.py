@@ -41,7 +41,7 @@ from dovetail.pipeline.options import Options
 from dovetail.pipeline.passes import PASSES, Context
 from dovetail.pipeline.recompute import RecomputeReport
 
-_EARLY, _LAST = "early_updates", "reinplace"
+_EARLY, _LAST = "early_updates", ("reinplace", "overlap")
 _FOR_SAFETY = 0.05
 
 
@@ -110,7 +110,7 @@ def _work_of(program: Program, context: Context, only: tuple[str, ...]) -> float
     quiet = Dump(None, program.name, context.hints)
     context = replace(context, plans=PlanMemory())
     try:
-        _, records = run_passes("step", program, context, quiet, only=[name for name in only if name != _LAST])
+        _, records = run_passes("step", program, context, quiet, only=[name for name in only if name not in _LAST])
     except MemoryLimitTooLow:
         return None
     return next((x.details.work for x in records if isinstance(x.details, RecomputeReport)), 0.0)
