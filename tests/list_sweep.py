@@ -43,6 +43,7 @@ LISTS = (
     "tests/examples/test_demo.py",
     "tests/execute/native/test_clusters.py",
     "tests/execute/native/test_grids.py",
+    "tests/execute/native/test_kernels.py",
     "tests/execute/native/test_products.py",
     "tests/execute/native/test_repeats.py",
     "tests/execute/native/test_sums.py",

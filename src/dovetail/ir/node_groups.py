@@ -21,7 +21,7 @@ class NodeGroup:
     nodes that run, and values with the one whose variable holds the same. unbound: results without variables.
     restored: nodes before the group whose results only groups read; they run where these nodes run one by one, and not
     in their own place. reads: values that the code reads instead, each with the number of the last node that does.
-    listing: for people, what runs.
+    fatal: an exception that ends the program, as some of the nodes may have run. listing: for people, what runs.
     """
 
     first: int
@@ -33,6 +33,7 @@ class NodeGroup:
     unbound: frozenset[Value]
     restored: tuple[Node, ...] = ()
     reads: tuple[tuple[Value, int], ...] = ()
+    fatal: Callable[[Any], str] | None = None
     listing: Callable[[], str] = str
 
 

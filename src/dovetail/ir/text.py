@@ -272,6 +272,9 @@ def _write_group(writer: _Writer, group: NodeGroup, ranges: Callable[[Node], str
     statements, call = group.run(writer.names)
     for statement in (*statements, f"{done} = {call}"):
         writer.line(statement, indent)
+    if group.fatal is not None:
+        writer.line(f"except {group.fatal(writer.names)}:", 2)
+        writer.line("raise", 3)
     writer.line("except Exception:", 2)
     writer.line(f"{done} = False", 3)
     writer.line(f"if {done}:")

@@ -47,11 +47,11 @@ class Segment(Drafted):
             self.real[result] = found
         return result
 
-    def several(self, target: Any, *args: Operand) -> list[Value]:
+    def several(self, target: Any, *args: Operand, **kwargs: Operand) -> list[Value]:
         """A node of several results. Raises: RuntimeError where torch refuses it."""
-        found = target(*map(self._tensor, args))
+        found = target(*map(self._tensor, args), **{name: self._tensor(each) for name, each in kwargs.items()})
         results = [Value(f"v{len(self.nodes)}_{at}", self._meta(tensor)) for at, tensor in enumerate(found)]
-        self.nodes.append(Node(target, args, (), tuple(results), unpack=True))
+        self.nodes.append(Node(target, args, tuple(kwargs.items()), tuple(results), unpack=True))
         self.real.update(zip(results, found, strict=True))
         return results
 

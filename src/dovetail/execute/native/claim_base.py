@@ -20,35 +20,34 @@ class Typed(Protocol):
         """Of the elements."""
 
 
-class Writing(Protocol):
-    """A claim that gives a result."""
-
-    @property
-    def into(self) -> Value | None:
-        """See `rows.RowClaim`."""
-
-    @property
-    def result(self) -> Value:
-        """See `rows.RowClaim`."""
-
-
-def written_by(claim: Writing) -> Value:
-    """The value that describes the memory that a claim writes."""
-    return claim.result if claim.into is None else claim.into
-
-
-class ClaimBase:
-    """Where the result goes. question: what decides whether the claim holds. into, result: see `rows.RowClaim`."""
+class PlacedBase:
+    """Where the result goes. into, result: see `rows.RowClaim`."""
 
     __slots__ = ()
-    question: Typed
     into: Value | None
     result: Value
 
     @property
     def written(self) -> Value:
         """The value that describes the memory that is written."""
-        return written_by(self)
+        return self.result if self.into is None else self.into
+
+    @property
+    def made(self) -> tuple[Value, ...]:
+        """The results that get new memory."""
+        return () if self.into is not None else (self.result,)
+
+    @property
+    def checked(self) -> tuple[Value, ...]:
+        """What a check reads before all rows run."""
+        return ()
+
+
+class ClaimBase(PlacedBase):
+    """A claim that depends on a question, of elements of a dtype."""
+
+    __slots__ = ()
+    question: Typed
 
     @property
     def element(self) -> str:

@@ -17,6 +17,7 @@ from dovetail.execute.native.arrange import OpenRow, rows_of
 from dovetail.execute.native.block import placed_in_block
 from dovetail.execute.native.costs import cost_of_call, cost_of_nodes, has_large_loops
 from dovetail.execute.native.driver import THREADED
+from dovetail.execute.native.kernels import scratch_of
 from dovetail.execute.native.kinds import claim_on, row_of
 from dovetail.execute.native.machine import has_pool
 from dovetail.execute.native.places import Places
@@ -77,6 +78,8 @@ def clusters_of(
     tried = {claim.node: claim for run in runs_of(program, claims, may_show) for claim in run.claims}
     known = {node: claim for node, claim in tried.items() if claim.is_proven()}
     memory = _Memory(program, dying, loose)
+    memory.likely_unmade = unmade_views(program, known, may_show).addresses
+    memory.scratch = scratch_of(known.values())
     found = [draft for run in runs_of(program, known, may_show) for draft in memory.drafts(run)]
     kept = {claim.node: claim for draft in found for claim in draft.claims}
     return memory.finished(found, unmade_views(program, kept, may_show))
@@ -95,7 +98,11 @@ def _is_threaded(claim: RowClaim) -> bool:
 
 
 class _Memory:
-    """Who holds what when, in a program."""
+    """Who holds what when, in a program.
+
+    likely_unmade: views that get no variable where all claims are in clusters. scratch: bytes that rows of some nodes
+    take while they run.
+    """
 
     def __init__(self, program: Program, dying: Collection[int] | None, loose: Collection[int]) -> None:
         self.program = program
@@ -124,6 +131,8 @@ class _Memory:
         self.sizes = [self._sizes(dict.fromkeys(symbols, size)) for size in (_SIZES if symbols else _SIZES[:1])]
         self.loads = [self._loads(sizes) for sizes in self.sizes]
         self.unmade = Unmade()
+        self.likely_unmade: Collection[Value] = ()
+        self.scratch: Mapping[Node, int] = {}
         self.rows: dict[tuple[Node, int], list[OpenRow]] = {}
 
     def _sizes(self, hints: Mapping[str, int]) -> dict[int, int]:
@@ -162,7 +171,8 @@ class _Memory:
         if has_large_loops(claims, len(made.rows)):
             return True
         inside = [node for node in views if made.first <= self.numbers[node] < made.last]
-        behind = sum(isinstance(step, Node) for step in made.after)
+        views_behind = [step for step in made.after if isinstance(step, Node)]
+        behind = sum(not all(value in self.likely_unmade for value in view.results()) for view in views_behind)
         price = cost_of_call(made.rows, made.made, behind, has_block=made.block > 0)
         return price < cost_of_nodes(claims, inside)
 
@@ -178,7 +188,7 @@ class _Memory:
         before = tuple(node for node in run.before if self.numbers[node] < last)
         views = [node for node in run.views if first <= self.numbers[node] < last]
         rows = self._rows_of(claims)
-        new = {claim.result.tensor.storage for claim in claims if claim.into is None}
+        new = {value.tensor.storage for claim in claims for value in claim.made}
         unread = set[int]()  # what the run writes there is read by one loop of it only
         for row in rows:
             own = {self.numbers[claim.node] for claim in row.claims}
@@ -188,7 +198,8 @@ class _Memory:
         stored = new - unread
         inner = {storage for storage in stored if self._is_inner(storage, last)}
         in_block, block = placed_in_block(rows, inner, self.sizes[0])
-        if not self._fits(first, last, stored - inner, block):
+        scratch = max((self.scratch.get(claim.node, 0) for claim in claims), default=0)
+        if not self._fits(first, last, stored - inner, block + scratch):
             return None
         places = Places(claims, views, self.numbers, in_block, self.unmade.addresses)
         made = self._made(claims, stored - inner, places)
@@ -233,14 +244,14 @@ class _Memory:
         is_known = storage in self.static and self.sizes[0][storage] > 0
         return is_known and storage not in self.shown and self.users[storage][-1] <= last
 
-    def _fits(self, first: int, last: int, stored: Collection[int], block: int) -> bool:
-        """Whether what is stored, and the block, take no more than the program does somewhere.
+    def _fits(self, first: int, last: int, stored: Collection[int], more: int) -> bool:
+        """Whether what is stored, and more bytes, take no more than the program does somewhere.
 
         No more than these nodes do where sizes are not known, or where inputs die: how large their memory is, is not.
         """
         is_known = len(self.sizes) == 1 and self.outside <= self.held
         part = slice(None) if is_known else slice(first, last + 1)
-        needs = (block + sum(sizes[storage] for storage in stored) for sizes in self.sizes)
+        needs = (more + sum(sizes[storage] for storage in stored) for sizes in self.sizes)
         return all(held[first] + need <= max(most[part]) for need, (held, most) in zip(needs, self.loads, strict=True))
 
     def _loads(self, sizes: Mapping[int, int]) -> tuple[list[int], list[int]]:
@@ -266,10 +277,10 @@ class _Memory:
         there is none.
         """
         made: list[tuple[Value, Value | None]] = []
-        for claim in claims:
-            if claim.into is not None or claim.result.tensor.storage not in stored:
+        for claim, result in [(each, value) for each in claims for value in each.made]:
+            if result.tensor.storage not in stored:
                 continue
-            meta, bound = claim.result.tensor, {value for value, _ in made}
+            meta, bound = result.tensor, {value for value, _ in made}
             like: Value | None = None
             for operand in claim.operands:
                 source = places.roots.get(operand, operand) if isinstance(operand, Value) else None
@@ -283,7 +294,7 @@ class _Memory:
             is_static = all(isinstance(size, int) for size in (*meta.shape, *meta.stride))
             if like is None and not is_static:
                 return None
-            made.append((claim.result, like))
+            made.append((result, like))
         return made
 
 

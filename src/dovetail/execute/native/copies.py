@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from dovetail.execute.native.claim_base import written_by
+from dovetail.execute.native.claim_base import PlacedBase
 from dovetail.execute.native.copy_text import copy_function
 from dovetail.execute.native.driver import THREADED
 from dovetail.execute.native.rows import Access, Address, Addresses, ReadyRow, Storages
@@ -41,7 +41,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class CopyClaim:
+class CopyClaim(PlacedBase):
     """See `rows.RowClaim`. count: elements of the result. is_among_zeros: whether those outside all parts are zero."""
 
     node: Node
@@ -57,11 +57,6 @@ class CopyClaim:
     def operands(self) -> tuple[Operand, ...]:
         """What it reads."""
         return tuple(part.source for part in self.parts)
-
-    @property
-    def written(self) -> Value:
-        """The value that describes the memory that is written."""
-        return written_by(self)
 
     def accesses(self) -> list[Access]:
         """What it touches."""

@@ -19,7 +19,7 @@ LARGE = 4096
 
 _CALL, _POINTER, _NUMBER, _BLOCK, _CONDITION, _SYMBOL = 1.9, 0.06, 0.1, 0.6, 0.4, 0.15
 _MADE_LIKE, _MADE = 0.8, 1.1
-_VIEW, _INTO, _NEW, _WITH_NUMBER = 0.7, 0.9, 1.2, 1.3
+_VIEW, _INTO, _NEW, _MORE, _WITH_NUMBER = 0.7, 0.9, 1.2, 0.8, 1.3
 
 
 def cost_of_call(
@@ -39,7 +39,7 @@ def cost_of_nodes(claims: Sequence[RowClaim], views: Sequence[Node]) -> float:
     """What the same nodes cost one by one."""
     cost = len(views) * _VIEW
     for claim in claims:
-        cost += _NEW if claim.into is None else _INTO
+        cost += _INTO if claim.into is not None else _NEW + _MORE * (len(claim.made) - 1)
         tensors = sum(isinstance(x, Value) and x.is_tensor for x in claim.operands)
         cost += (tensors < len(claim.operands)) * _WITH_NUMBER
     return cost

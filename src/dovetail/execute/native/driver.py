@@ -9,7 +9,8 @@ these: how many items of work there are, then the pointers, then what else the f
 
 does the items from one number to another. Where there are many, they are shared by the threads that run torch's own
 operators: the pool of the OpenMP library that torch has loaded. Each gets the same items as from torch, for the last
-ones of each share may be computed in another way (`formula.is_rest`).
+ones of each share may be computed in another way (`formula.is_rest`). A function that fails sets the number of items in
+its row to -1.
 
 Source: the LLVM language reference; `at::parallel_for`; libgomp's ABI for `GOMP_parallel`.
 """
@@ -124,6 +125,7 @@ def _drive_text() -> str:
         is_large = out.set(f"icmp sge i64 {items}, {THREADED}")
         with out.when(out.set(f"xor i1 {is_large}, true")):
             out.line(f"call void {function}(ptr {slots}, i64 0, i64 {items})")
+            out.leave(out.set(f"icmp slt i64 {out.slot(row, _HEAD)}, 0"), "i32 2")
         with out.when(is_large):
             out.line(f"call void @share(ptr {slots}, ptr {function}, i64 {items}, i64 %threads)")
         go_on(row)
@@ -134,7 +136,8 @@ def driver_text(has_pool: bool) -> str:
     """A module with the driver. has_pool: whether what `POOL` lists is there; if not, each row is done by one thread.
 
     Nothing has run where the driver returns 1: a pointer is null (the tensor has no memory: it is fake, say), or the
-    processor does not round as usual, or treats tiny numbers as zeros.
+    processor does not round as usual, or treats tiny numbers as zeros. Where it returns 2, a row has failed, and those
+    before it have run.
     """
     text = _SHARED if has_pool else _ALONE
     text = text.replace("MANY_LESS_ONE", str(THREADED - 1)).replace("MANY", str(THREADED))

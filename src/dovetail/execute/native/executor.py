@@ -34,6 +34,10 @@ _MOST = torch.finfo(torch.float32).max
 _FAR = 1e-6  # more than what `is_near` takes for near
 
 
+class RowFailed(RuntimeError):
+    """A row failed, and those before it have run."""
+
+
 @dataclass(frozen=True, slots=True)
 class NativeExecutor:
     """See `execute.protocol.GroupingExecutor`. groups: of the program that it is bound to, by their first nodes.
@@ -76,6 +80,13 @@ class NativeExecutor:
         return NativeExecutor(groups, frozenset(node for cluster in clusters for node in cluster.nodes))
 
 
+def has_run(answer: int) -> bool:
+    """What the driver says. Raises: RowFailed."""
+    if answer > 1:
+        raise RowFailed("an operator of torch failed within native code, for lack of memory most likely")
+    return not answer
+
+
 def refuse_negated(tensors: tuple[torch.Tensor, ...]) -> None:
     """Raises: TypeError where the bytes of a tensor stand for numbers of the other sign."""
     if any(map(torch.Tensor.is_neg, tensors)):
@@ -114,6 +125,7 @@ def _group(cluster: Cluster) -> NodeGroup:
         unbound=cluster.unbound,
         restored=cluster.restored,
         reads=cluster.reads,
+        fatal=_fatal if any(row.may_fail for row in cluster.rows) else None,
         listing=lambda: _listing(cluster),
     )
 
@@ -161,12 +173,34 @@ def _lines(cluster: Cluster, names: Names) -> tuple[list[str], str]:
     pack = names.constant(struct.Struct(form).pack, "pack")
     table = free_name("native_table", names.taken)
     lines.append(f"{table} = {pack}({', '.join(slots)})")  # a number that kernels do not take: nothing is counted yet
+    lines += _checks(cluster, names)
     if cluster.counted:
         count = names.constant(torch.autograd.graph.increment_version, "increment_version")
         lines.append(f"{count}(({', '.join(value.name for value in cluster.counted)},))")
     threads = "torch.get_num_threads()" if any(map(_may_be_shared, cluster.rows)) else "1"
-    call = f"not {names.constant(driver(), 'drive')}({table}, {len(cluster.rows)}, {threads})"
+    call = f"{names.constant(driver(), 'drive')}({table}, {len(cluster.rows)}, {threads})"
+    is_safe = not any(row.may_fail for row in cluster.rows)
+    call = f"not {call}" if is_safe else f"{names.constant(has_run, 'has_run')}({call})"
     return (lines, call) if not cluster.block else _with_block(cluster.block, block, lines, call, names)
+
+
+def _fatal(names: Names) -> str:
+    return names.constant(RowFailed, "RowFailed")
+
+
+def _checks(cluster: Cluster, names: Names) -> list[str]:
+    """Whether numbers that say where to read are in bounds; if not, the nodes run, one of which says so."""
+    checks = dict.fromkeys(check for row in cluster.rows for check in row.checks)
+    if not checks:
+        return []
+    form, slots = "", []
+    for check in checks:
+        row_form, row = _row(check, names, {})
+        form += row_form
+        slots += row
+    pack = names.constant(struct.Struct(form).pack, "pack")
+    drive = names.constant(driver(), "drive")
+    return [f"if {drive}({pack}({', '.join(slots)}), {len(checks)}, 1):", "    raise IndexError"]
 
 
 def _with_block(size: int, block: str, lines: list[str], call: str, names: Names) -> tuple[list[str], str]:

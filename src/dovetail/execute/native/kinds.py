@@ -8,6 +8,7 @@ from typing import Any
 
 from dovetail.execute.native.claims import Claim, claim_of
 from dovetail.execute.native.copies import CopyClaim, copy_claim, copy_row
+from dovetail.execute.native.kernels import KernelClaim, kernel_claim, kernel_row
 from dovetail.execute.native.loop_rows import loop_row
 from dovetail.execute.native.products import ProductClaim, product_claim, product_row
 from dovetail.execute.native.rows import Addresses, ReadyRow, RowClaim, Storages
@@ -26,6 +27,7 @@ class RowKind:
 
 
 KINDS: dict[type, RowKind] = {
+    KernelClaim: RowKind(kernel_claim, kernel_row),
     Claim: RowKind(claim_of, loop_row),
     ProductClaim: RowKind(product_claim, product_row),
     SumClaim: RowKind(sum_claim, sum_row),

@@ -86,6 +86,20 @@ class Function:
         self.line(f"br i1 {condition}, label %leave{number}, label %after{number}")
         self._lines += [f"leave{number}:", f"  ret {result}", f"after{number}:"]
 
+    def attempt(self, call: str) -> str:
+        """Call a function of C++: whether it threw an exception, which ends here. The head names a `personality`."""
+        number = self._number()
+        thrown = self.variable("i1", "false", 1)
+        self.line(f"invoke {call} to label %after{number} unwind label %caught{number}")
+        self._lines.append(f"caught{number}:")
+        pair = self.set("landingpad { ptr, i32 } catch ptr null")
+        caught = self.set(f"extractvalue {{ ptr, i32 }} {pair}, 0")
+        self.set(f"call ptr @__cxa_begin_catch(ptr {caught})")
+        self.line("call void @__cxa_end_catch()")
+        self.line(f"store i1 true, ptr {thrown}, align 1")
+        self._label(f"after{number}")
+        return self.load("i1", thrown, 1)
+
     def finished(self, result: str = "void") -> str:
         """The text of the function, which returns a result: its type and the value."""
         return "\n".join([f"{self._head} {{", "entry:", *self._entry, *self._lines, f"  ret {result}", "}", ""])

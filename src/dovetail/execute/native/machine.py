@@ -17,7 +17,7 @@ import importlib.util
 import platform
 import re
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any
 
@@ -91,9 +91,13 @@ def has_pool() -> bool:
     return all(library_function(symbol) is not None for symbol in POOL)
 
 
-def function_of(text: str, name: str, symbols: Iterable[str]) -> int | None:
-    """The address of a function of LLVM's text; None where it calls a symbol that torch's libraries do not have."""
+def function_of(text: str, name: str, symbols: Iterable[str], others: Mapping[str, int] | None = None) -> int | None:
+    """The address of a function of LLVM's text; None where it calls a symbol that torch's libraries do not have.
+    others: addresses of functions that have other names in the text.
+    """
     with _LOCK:
+        for symbol, address in (others or {}).items():
+            _binding().add_symbol(symbol, address)
         return _linked(text, name, symbols)
 
 

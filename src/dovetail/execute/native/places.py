@@ -46,9 +46,10 @@ class Places:
     def _add_claim(self, claim: RowClaim) -> None:
         into = claim.into
         if into is None:
-            self.roots[claim.result] = claim.result
-            if claim.result.tensor.storage in self._in_block:
-                self.addresses[claim.result] = Address(BLOCK, self._in_block[claim.result.tensor.storage])
+            for value in claim.made:
+                self.roots[value] = value
+                if value.tensor.storage in self._in_block:
+                    self.addresses[value] = Address(BLOCK, self._in_block[value.tensor.storage])
             return
         root = self.roots.setdefault(into, into)
         self.roots[claim.result] = root

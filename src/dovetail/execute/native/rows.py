@@ -54,6 +54,14 @@ class RowClaim(Protocol):
         """The value that describes the memory that is written."""
 
     @property
+    def made(self) -> tuple[Value, ...]:
+        """The results that get new memory."""
+
+    @property
+    def checked(self) -> tuple[Value, ...]:
+        """What a check reads before all rows run (`ReadyRow.checks`)."""
+
+    @property
     def layout(self) -> Layout | None:
         """How the elements lie that it works on one by one, so that others may share its loop; None: in another way."""
 
@@ -107,7 +115,8 @@ class ReadyRow:
 
     items: how many, or the value whose elements they are. numbers: operands, and what they must not be. more: slots
     that are the same in each call. condition: whether it may be called, where that has to be asked each time. counts:
-    whole numbers that follow the others.
+    whole numbers that follow the others. checks: rows that run before all rows of a table, and fail where none of
+    these may run. may_fail: whether the function may set the number of items to -1.
     """
 
     function: int
@@ -117,6 +126,8 @@ class ReadyRow:
     more: bytes = b""
     condition: Callable[[], bool] | None = None
     counts: tuple[int | Count, ...] = ()
+    checks: tuple[ReadyRow, ...] = ()
+    may_fail: bool = False
 
     @property
     def slots(self) -> int:

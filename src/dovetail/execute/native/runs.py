@@ -43,8 +43,12 @@ class Run:
         """Add the claim on the node of a number."""
         self.claims.append(claim)
         self.last = at
-        self.written.add(claim.written.tensor.storage)
+        self.written.update(value.tensor.storage for value in (claim.written, *claim.made))
         self.results.update(claim.node.results())
+
+    def may_add(self, claim: RowClaim) -> bool:
+        """Whether there is room, and a claim checks nothing that the run writes."""
+        return len(self.claims) < MOST and all(v.tensor.storage not in self.written for v in claim.checked)
 
     def may_run_before(self, node: Node) -> bool:
         """Whether it is all the same if a node that follows runs before all claims."""
@@ -90,7 +94,7 @@ def runs_of(program: Program, claims: Mapping[Node, RowClaim], may_show: Callabl
     waiting: list[tuple[Node, bool]] = []  # they belong to the run if another claim follows; whether they are views
     for at, node in enumerate(program.nodes):
         claim = claims.get(node)
-        if claim is not None and (open_ is None or len(open_.claims) < MOST):
+        if claim is not None and (open_ is None or open_.may_add(claim)):
             if open_ is None:
                 open_ = Run(at)
                 found.append(open_)
