@@ -41,6 +41,11 @@ _PLAIN = {
     "index_select": "16index_select_outERNS_6TensorERKS1_lS4_",
     "gather": "10gather_outERNS_6TensorERKS1_lS4_b",
     "embedding_backward": "24embedding_dense_backwardERKNS_6TensorES3_llb",
+    "smooth_l1_loss": "14smooth_l1_lossERKNS_6TensorES3_ld",
+    "smooth_l1_loss_backward": "27smooth_l1_loss_backward_outERNS_6TensorERKS1_S4_S4_ld",
+    "max": "7max_outERNS_6TensorES2_RKS1_lb",
+    "min": "7min_outERNS_6TensorES2_RKS1_lb",
+    "scatter_add": "12scatter_add_ERNS_6TensorElRKS1_S4_",
 }
 """Functions in `at::cpu`: name and arguments, mangled."""
 
@@ -49,6 +54,8 @@ _STUBS = {
     "layer_norm": "RKNS_6TensorES4_S4_lldPS2_S5_S5_ENS0_37LayerNormKernel",
     "layer_norm_backward": f"RKNS_6TensorE{'S4_' * 4}llPS2_S5_S5_ENS0_45LayerNormBackwardKernel",
     "attention": f"RKNS_6TensorE{'S4_' * 4}{_MAYBE}ENS0_44flash_attention_kernel",
+    "max_pool2d": "RKNS_6TensorES4_S4_iiiiiiiiENS0_39max_pool2d_kernel",
+    "max_pool2d_backward": "RKNS_6TensorES4_S4_ENS0_48max_pool2d_backward_kernel",
     "attention_backward": f"RKNS_6TensorE{'S4_' * 8}{_MAYBE}ENS0_53flash_attention_backward_kernel",
 }
 """Stubs of kernels: arguments and name, mangled."""

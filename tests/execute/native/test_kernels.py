@@ -118,6 +118,30 @@ class _Drawn:
         self.keep(self.draft.call(aten.gather.default, table, 1, self.indices(columns, rows, 2)))
         self.keep(self.draft.call(aten.index_select.default, table, 1, self.indices(columns, count)))
 
+    def extremes(self) -> None:
+        rows, columns = self.size(), self.size()
+        x, dim, keeps = self.tensor(rows, columns), self.generator.randrange(-2, 2), self.generator.random() < 0.5
+        self.keep(*self.draft.several(self.generator.choice((aten.max.dim, aten.min.dim)), x, dim, keeps))
+        beta, reduction = self.generator.choice((1.0, 0.3)), self.generator.randrange(3)
+        other = self.tensor(rows, columns)
+        loss = self.draft.call(aten.smooth_l1_loss.default, x, other, reduction, beta)
+        back = aten.smooth_l1_loss_backward.default
+        self.keep(loss, self.draft.call(back, loss, x, other, reduction, beta))
+        self.draft.call(aten.scatter_add_.default, x, 1, self.indices(columns, rows, 2), self.tensor(rows, 2))
+
+    def pooling(self) -> None:
+        count, channels = self.generator.randint(1, 3), self.generator.choice((1, 3, 8))
+        x = self.tensor(count, channels, self.generator.randint(5, 12), self.generator.randint(5, 12))
+        kernel, stride, padding, dilation = self.generator.choice(
+            (([2], [], [0], [1]), ([3, 2], [2, 1], [0, 1], [1, 2]), ([2, 3], [], [1, 1], [2, 1]))
+        )
+        forward = aten.max_pool2d_with_indices.default
+        made, indices = self.draft.several(forward, x, kernel, stride, padding, dilation, False)
+        grad = self.tensor(*made.tensor.shape)  # type: ignore[arg-type]
+        back = aten.max_pool2d_with_indices_backward.default
+        more = self.draft.call(back, grad, x, kernel, stride, padding, dilation, False, indices)
+        self.keep(made, indices, more)
+
 
 _KINDS: tuple[Callable[[_Drawn], None], ...] = (
     _Drawn.softmax,
@@ -127,10 +151,12 @@ _KINDS: tuple[Callable[[_Drawn], None], ...] = (
     _Drawn.attention,
     _Drawn.loss,
     _Drawn.gathers,
+    _Drawn.extremes,
+    _Drawn.pooling,
 )
 
 
-@pytest.mark.parametrize("seed", rotated(range(70), of=7))
+@pytest.mark.parametrize("seed", rotated(range(90), of=9))
 def test_drawn_kernels(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is claimed gives torch's bits, in memory of the cluster and in tensors that are returned."""
     answers = calls_counted(monkeypatch)

@@ -281,6 +281,75 @@ def _index_select(arguments: Arguments, results: Sequence[Layout]) -> Form | Non
     return Form("index_select", ("self", "index"), taken, _whole(dim), bounds=Bounds("index", shape[dim]))
 
 
+def _scatter_add(arguments: Arguments, results: Sequence[Layout]) -> Form | None:
+    dim, (shape, _) = arguments["dim"], results[0]
+    if not isinstance(dim, int) or not shape:
+        return None
+    taken = (*_tensor(0), _WHOLE, *_tensor(1, 2))
+    return Form("scatter_add", ("index", "src"), taken, _whole(dim), bounds=Bounds("index", shape[dim]))
+
+
+def _extreme(name: str) -> Callable[[Arguments, Sequence[Layout]], Form | None]:
+    def form(arguments: Arguments, results: Sequence[Layout]) -> Form | None:
+        dim, keeps = arguments.get("dim"), arguments.get("keepdim")
+        if not isinstance(dim, int) or not isinstance(keeps, bool) or len(results) < 2:
+            return None
+        taken = (Taken("references"), *_tensor(0, 1, 2), _WHOLE, _FLAG)
+        return Form(name, ("self",), taken, _whole(dim, keeps))
+
+    return form
+
+
+def _smooth_l1(arguments: Arguments, results: Sequence[Layout]) -> Form | None:
+    if not _has_beta(arguments) or not is_in_order(results[0]):
+        return None
+    numbers = struct.pack("qd", arguments["reduction"], arguments["beta"])
+    if "grad_output" in arguments:
+        operands = ("grad_output", "self", "target")
+        return Form("smooth_l1_loss_backward", operands, (*_tensor(0, 1, 2, 3), _WHOLE, _REAL), numbers)
+    operand = arguments["self"]
+    assert isinstance(operand, Value), "tensors are looked at before"
+    size = prod(results[0][0]) * operand.tensor.dtype.itemsize
+    taken = (Taken("new"), *_tensor(1, 2), _WHOLE, _REAL)
+    return Form("smooth_l1_loss", ("self", "target"), taken, numbers + _whole(size))
+
+
+def _has_beta(arguments: Arguments) -> bool:
+    """Whether the numbers of a loss are known, and nothing is broadcast."""
+    sizes = {_layout(arguments, name)[0] for name in ("self", "target")}
+    return _is_whole(arguments["reduction"]) and isinstance(arguments["beta"], float) and len(sizes) == 1
+
+
+def _max_pool(arguments: Arguments, results: Sequence[Layout]) -> Form | None:
+    kernel = _pair(arguments["kernel_size"])
+    pairs = [kernel, _pair(arguments["stride"] or arguments["kernel_size"])]
+    pairs += [_pair(arguments[name]) for name in ("padding", "dilation")]
+    if None in pairs or len(results) < 2 or not _is_picture(arguments, results):
+        return None
+    numbers = _whole(*(number for pair in pairs if pair is not None for number in reversed(pair)))
+    return Form("max_pool2d", ("self",), (*_tensor(0, 1, 2), *[Taken("int")] * 8), numbers)
+
+
+def _max_pool_backward(arguments: Arguments, results: Sequence[Layout]) -> Form | None:
+    grad = arguments["grad_output"]
+    if not isinstance(grad, Value) or not _is_picture(arguments, results):
+        return None
+    shape = results[0][0]
+    taken, size = (Taken("zeros", 0), *_tensor(1, 2)), prod(shape) * grad.tensor.dtype.itemsize
+    bounds = Bounds("indices", shape[-1] * shape[-2])
+    return Form("max_pool2d_backward", ("grad_output", "indices"), taken, _whole(size), bounds=bounds)
+
+
+def _is_picture(arguments: Arguments, results: Sequence[Layout]) -> bool:
+    return len(results[0][0]) == 4 and _are_in_order(arguments, results)
+
+
+def _pair(operand: Operand) -> tuple[int, int] | None:
+    """Two numbers; one stands for both."""
+    found = [number for number in operand if isinstance(number, int)] if isinstance(operand, list | tuple) else []
+    return (found[0], found[-1]) if 0 < len(found) <= 2 else None
+
+
 FORMS: dict[str, Callable[[Arguments, Sequence[Layout]], Form | None]] = {
     **{f"_{name}": _softmax(name) for name in ("softmax", "log_softmax")},
     **{f"_{name}_backward_data": _softmax_backward(f"{name}_backward") for name in ("softmax", "log_softmax")},
@@ -297,6 +366,13 @@ FORMS: dict[str, Callable[[Arguments, Sequence[Layout]], Form | None]] = {
     "embedding_dense_backward": _embedding_backward,
     "gather": _gather,
     "index_select": _index_select,
+    "scatter_add_": _scatter_add,
+    "max": _extreme("max"),
+    "min": _extreme("min"),
+    "smooth_l1_loss": _smooth_l1,
+    "smooth_l1_loss_backward": _smooth_l1,
+    "max_pool2d_with_indices": _max_pool,
+    "max_pool2d_with_indices_backward": _max_pool_backward,
 }
 """By the name of an operator of torch: the form of a node, given its arguments and the layouts of its results."""
 

@@ -37,8 +37,8 @@ class Taken:
 
     tensor: the one of an index, by reference or as a pointer; zeros: the same, after its memory was zeroed.
     nothing: an optional tensor that there is none of. references: where the function puts references to its results.
-    new: where it puts a new tensor, whose elements are copied into the first one. whole, flag, real: numbers. maybe: an
-    optional real number, on the stack. code: of a dtype. text: some characters.
+    new: where it puts a new tensor, whose elements are copied into the first one. whole, int, flag, real: numbers.
+    maybe: an optional real number, on the stack. code: of a dtype. text: some characters.
     """
 
     kind: str
@@ -133,6 +133,8 @@ class _Text:
         if each.kind in ("whole", "real"):
             kind = "i64" if each.kind == "whole" else "double"
             return [f"{kind} {self._slot(kind)}"]
+        if each.kind == "int":
+            return [f"i32 {out.set(f'trunc i64 {self._slot()} to i32')}"]
         if each.kind == "flag":
             return [f"i1 zeroext {out.set(f'trunc i64 {self._slot()} to i1')}"]
         if each.kind == "code":

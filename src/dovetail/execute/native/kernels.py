@@ -244,8 +244,9 @@ def _tried(question: KernelQuestion, case: int) -> bool:
         given[names[question.shared]] = given[question.into]
     made = [_drawn(dtype, layout, 0, generator, 1).fill_(7) for dtype, layout in question.results]
     tensors = [given[name] for name in names]
-    if question.shared >= 0:
+    if question.into:
         made[0].copy_(given[question.into])
+    if question.shared >= 0:
         tensors[question.shared] = made[0]
     expected = question.target(**{name: each for name, each in given.items() if _is_argument(question.target, name)})
     function = question.function
