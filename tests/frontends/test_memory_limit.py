@@ -325,7 +325,8 @@ def _two_results(x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _backward(function: Callable[..., tuple[Tensor, Tensor]], x: Tensor, bias: Tensor) -> None:
-    function(x, bias)[1].backward()
+    results = function(x, bias)
+    results[1].backward()
 
 
 @pytest.mark.usefixtures("alone")
@@ -339,16 +340,21 @@ def test_a_loss_among_other_results_fits_in_every_limit_from_the_lowest_named() 
         peak = measure_peak(partial(_backward, function, x, bias)).peak_bytes
         assert x.grad is not None
         assert bias.grad is not None
+        if options is not None and "partition" not in options:
+            assert dovetail.explain(function, x, bias).call.peak_bytes == peak
         return [x.grad, bias.grad], peak
 
     expected, _ = called(None)
     _, free = called({"partition": "default"})
     floor = _floor(lambda: called({"memory_limit": "transient:1B"}))
+    peaks = []
     for part in (0, 2, 3):
         limit = floor + (free - floor) * part // 4
         found, peak = called({"memory_limit": f"transient:{limit}B"})
         assert _same(found, expected)
         assert peak <= limit
+        peaks.append(peak)
+    assert peaks == sorted(peaks)
 
 
 def test_executors_are_told_of_all_inputs_of_backward_that_may_die(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,9 +39,9 @@ from dovetail.pipeline.compile_trace import LIKELY, STEP_STATE, CompileTrace, Lo
 from dovetail.pipeline.donation import DonationReport
 from dovetail.pipeline.driver import StepRecord
 from dovetail.pipeline.executor_list import make_executors
+from dovetail.pipeline.halves import stays_behind
 from dovetail.pipeline.memory_limit import state_bytes
 from dovetail.pipeline.peak_account import MemoryAccount
-from dovetail.pipeline.splitting import stays_behind
 from dovetail.torch_compat.autograd import frees_arriving_gradients
 
 
@@ -191,7 +191,7 @@ class _Gatherer:
         )
 
     def _call_memory(self, *, trains: bool) -> tuple[CallMemory, MemoryAccount]:
-        first = Split(self._forward, self._backward, ())
+        first = Split(self._forward, self._backward, (), tuple(self._main.sources))
         is_partial = self._likely is not self._main
         stays = stays_behind(first, first) if is_partial else frozenset[str]()
         run, lets_go = self._forward, frees_arriving_gradients()

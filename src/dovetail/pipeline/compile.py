@@ -40,11 +40,11 @@ from dovetail.pipeline.donation import late_writes, offer_inputs
 from dovetail.pipeline.driver import StepRecord, elapsed_us, run_passes, writes
 from dovetail.pipeline.dump import BACKWARD, FORWARD, Dump
 from dovetail.pipeline.executor_list import make_executors
-from dovetail.pipeline.forwards import Forwards
+from dovetail.pipeline.halves import stays_behind
 from dovetail.pipeline.memory_limit import refuse_unknown_sizes, state_bytes
 from dovetail.pipeline.options import Options
 from dovetail.pipeline.passes import Context
-from dovetail.pipeline.splitting import Splitting, stays_behind
+from dovetail.pipeline.splitting import Splitting
 from dovetail.torch_compat.autograd import frees_arriving_gradients
 from dovetail.torch_compat.modes import autocast_off, casts_in_force
 
@@ -59,13 +59,7 @@ def compile_recording(
     hints: a number for each size symbol. donated: numbers of inputs that each call gives away.
     Raises: DovetailError; the recorded function's owner is as it was.
     """
-    forwards = Forwards()
-    while True:
-        try:
-            return _GraphCompiler(recording, name, options, hints, donated, forwards).compile()
-        except MemoryLimitTooLow as error:
-            if not forwards.goes_on(error):
-                raise forwards.refusal(error) from None
+    return _GraphCompiler(recording, name, options, hints, donated).compile()
 
 
 class _GraphCompiler:
@@ -83,7 +77,6 @@ class _GraphCompiler:
         options: Options,
         hints: Mapping[str, Number],
         donated: Collection[int],
-        forwards: Forwards,
     ) -> None:
         self._donated = Donated(tuple(sorted(donated)))
         self._is_offered = False
@@ -99,7 +92,7 @@ class _GraphCompiler:
         self._refused: dict[int, CaptureFailed] = {}
         stand_ins = enumerate(recording.stand_ins)
         self._leaves = frozenset(number for number, made in stand_ins if made.requires_grad and made.was_leaf)
-        self._splitting = Splitting(recording.outputs.plan, hints, options, forwards, self._leaves)
+        self._splitting = Splitting(recording.outputs.plan, hints, options, self._leaves)
         self._first: Split | None = None
         self._too_low: dict[Pattern, MemoryLimitTooLow] = {}
         self._graph: weakref.ref[CompiledGraph]  # which keeps this alive
@@ -212,11 +205,19 @@ class _GraphCompiler:
         self._dump_code(dump, split)
         return split
 
+    def _likely(self) -> Program:
+        """The program with the backward of the loss alone, as `_lower` meets it."""
+        context, name = Context(self._options, self._hints), f"{self._name}{LIKELY}"
+        with autocast_off():
+            made = self._recording.programs(name, self._recording.likely_pattern()).functional
+        made, _ = run_passes("joint", made, context, Dump(None, name, {}), decisions=self._decisions)
+        return recompute_as_asked(made, self._options.policy, self._hints, is_split=True)[0]
+
     def _partitioned(self, program: Program, dump: Dump, pattern: Pattern) -> Split:
         """The program in halves."""
         start = time.perf_counter_ns()
-        must_fit = pattern == self._recording.likely_pattern()
-        halves = self._splitting.split(program, state_bytes(program), must_fit=must_fit)
+        is_likely = pattern == self._recording.likely_pattern() or self._refused
+        halves = self._splitting.split(program, state_bytes(program), None if is_likely else self._likely)
         split, level = halves.split, self._options.verify
         if halves.joint is not program:
             dump.step("recompute", halves.joint)
@@ -231,6 +232,7 @@ class _GraphCompiler:
             verify_same_results("partition", program, joined(halves.joint, split), self._hints)
         dump.step("forward", split.forward, record, part=FORWARD)
         dump.step("backward", split.backward, record, part=BACKWARD)
+        dump.computed_from(split.sources)
         return split
 
     def _in_place(self, split: Split, dump: Dump, pattern: Pattern, state: int) -> Split:

@@ -32,13 +32,15 @@ class Step:
 class Lowering:
     """The way of one recorded program to its two halves.
 
-    hints: a number for each size symbol. leaves: numbers of the inputs that are leaves of autograd's graph.
+    hints: a number for each size symbol. leaves: numbers of the inputs that are leaves of autograd's graph. sources:
+    names of the residuals that values are computed again from.
     """
 
     name: str
     hints: Mapping[str, Number]
     steps: list[Step] = field(default_factory=list)
     leaves: frozenset[int] = frozenset()
+    sources: frozenset[str] = frozenset()
 
     def half(self, which: str) -> Program | None:
         """The newest program of a half, "forward" or "backward"; None when the split has not been reached."""

@@ -11,7 +11,7 @@ import difflib
 import itertools
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -185,6 +185,11 @@ class Dump:
         except NotSerializable as error:
             facts["not_serializable"] = error.facts["reason"]
         self._write(name, self._script(name, program, source.text, source.globals), facts)
+
+    def computed_from(self, sources: Collection[str]) -> None:
+        """Note the residuals that values are computed again from."""
+        if self._lowering is not None:
+            self._lowering.sources = frozenset(sources)
 
     def watched(self, program: RunnableProgram, part: str) -> RunnableProgram:
         """The code of a half, which writes down its first call where calls are wanted."""

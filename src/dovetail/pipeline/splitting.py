@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from dovetail.analysis.liveness import simulate_peak
 from dovetail.analysis.one_run import as_one_run
@@ -25,7 +25,6 @@ from dovetail.errors import MemoryLimitTooLow
 from dovetail.execute.needs import Needs
 from dovetail.ir.calling import CallPlan
 from dovetail.ir.program import Node, Phase, Program
-from dovetail.ir.signature import Residual
 from dovetail.ir.sizes import Number
 from dovetail.partition.check import verify_split
 from dovetail.partition.check_recompute import verify_recomputation
@@ -45,7 +44,6 @@ from dovetail.partition.choose import (
 )
 from dovetail.partition.policy import Mark, Policy
 from dovetail.partition.problem import Problem
-from dovetail.partition.recompute import keeps_named, split_keeping
 from dovetail.partition.split import Split, dying_inputs, split_by_phase
 from dovetail.partition.whole.apply import apply_schedule
 from dovetail.partition.whole.check import verify_sources, verify_whole
@@ -58,7 +56,8 @@ from dovetail.passes.dead_code import remove_dead_code
 from dovetail.passes.inplace import PlanMemory
 from dovetail.pipeline.copies_back import carry_out_writes
 from dovetail.pipeline.driver import weighed_passes
-from dovetail.pipeline.forwards import Forwards, Way
+from dovetail.pipeline.forwards import Way, way_within
+from dovetail.pipeline.halves import Candidate, Halves, keeping, stays_behind
 from dovetail.pipeline.held import GRAPH
 from dovetail.pipeline.memory_limit import MemoryLimit, memory_limit
 from dovetail.pipeline.options import Options
@@ -68,25 +67,6 @@ from dovetail.torch_compat.autograd import frees_arriving_gradients
 
 WHOLE = "whole program"
 _HALVINGS = 3  # of the ladder, for a backward that is planned later
-
-
-@dataclass(frozen=True, slots=True)
-class Halves:
-    """A split, and the joint program that it is of, in which nodes may run again already. report: of the choice."""
-
-    joint: Program
-    split: Split
-    report: PartitionReport | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """solver: who found it. work: of what runs again."""
-
-    halves: Halves
-    solver: str
-    peak_bytes: int
-    work: int
 
 
 class Splitting:
@@ -101,12 +81,9 @@ class Splitting:
         plan: CallPlan,
         hints: Mapping[str, Number],
         options: Options,
-        forwards: Forwards | None = None,
         leaves: frozenset[int] = frozenset(),
     ) -> None:
-        """forwards: which splits to choose from under a limit that is for another backward. leaves: numbers of the
-        inputs that are leaves of autograd's graph.
-        """
+        """leaves: numbers of the inputs that are leaves of autograd's graph."""
         limit = None if options.memory_limit is None else memory_limit(options.memory_limit)
         self.kept: frozenset[str] | None = None
         self.needs = Needs(hints)
@@ -120,7 +97,6 @@ class Splitting:
         self._policy = Policy(recompute=options.recomputes, only_what_eager_holds=options.partition != "min_cut")
         self._patterns = options.policy
         self._is_foreign = options.compilers is not None  # whose code is not ours, and its needs unknown
-        self._forwards = Forwards() if forwards is None else forwards
         self._written: dict[int, tuple[Program, Program]] = {}
         self._works: dict[Node, int] = {}
         self._is_default = False
@@ -200,14 +176,14 @@ class Splitting:
 
     # --- choosing -----------------------------------------------------------------------------------------------------
 
-    def split(self, program: Program, state_bytes: int = 0, *, must_fit: bool = True) -> Halves:
+    def split(self, program: Program, state_bytes: int = 0, likely: Callable[[], Program] | None = None) -> Halves:
         """The program in halves. What the first pattern saves holds for all: the others compute the rest again.
 
-        state_bytes: of inputs. must_fit: the limit is for the backward of this program; else for another one.
+        state_bytes: of inputs. likely: the program with the backward that the limit is for, where it is another one.
         Raises: MemoryLimitTooLow.
         """
         if self.kept is not None:
-            return Halves(program, split_keeping(program, keeps_named(program, self.kept)))
+            return Halves(program, keeping(program, self.kept))
         default = Halves(program, split_by_phase(program))
         policy = replace(self._policy, marks=self._patterns.of(program))
         if self._is_default or all(node.phase is Phase.FORWARD for node in program.nodes):
@@ -215,8 +191,10 @@ class Splitting:
         if callable(self._partition):
             found = Halves(program, split_by(self._partition, program, policy, self._hints))
         elif self.limit is not None:
-            choose = self._under if must_fit else self._for_another
-            found = choose(default, policy, self.limit, state_bytes)
+            if likely is None:
+                found = self._under(default, policy, self.limit, state_bytes)
+            else:
+                found = self._for_another(default, policy, self.limit, state_bytes, likely())
         elif self._partition == "default":
             found = default
         elif self._partition == "min_cut":
@@ -283,27 +261,74 @@ class Splitting:
             raise too_low(limit, lowest, state_bytes, GRAPH)
         return self._reported(default, before, min(fits, key=lambda one: (one.work, one.peak_bytes)))
 
-    def _for_another(self, default: Halves, policy: Policy, limit: MemoryLimit, state_bytes: int) -> Halves:
-        """The split that is to be tried now for a backward that is planned later (`pipeline.forwards`)."""
-        before = self.weighed(default, "default")
-        if not self._forwards.ways:
-            self._forwards.begin(self._ways(default, before, policy), limit.above(state_bytes))
-        way = self._forwards.way
-        if way.solver == MIN_CUT:
-            return self._reported(default, before, *self._cut(default, policy))
-        if way.schedule is None or way.policy is None:
+    def _for_another(
+        self, default: Halves, policy: Policy, limit: MemoryLimit, state_bytes: int, likely: Program
+    ) -> Halves:
+        """The split with which the backward of another program keeps the limit (`pipeline.forwards`)."""
+        before, most = self.weighed(default, "default"), limit.above(state_bytes)
+        plain = self._way(default, before, likely)
+        if plain.both_bytes <= most:
             return self._kept_default(default, before, "FITS: the limit is kept as it is")
-        schedules = _Schedules(self, default, before.peak_bytes, way.policy, self._hints)
-        return self._reported(default, before, schedules.candidate(Weighed(way.schedule, way.peak_bytes)))
+        ways = [plain, *self._ways(default, before, policy, likely)]
+        way = way_within(ways, most)
+        if way is None:
+            way = self._first_planned(default, before, ways, state_bytes, likely)
+        if way.solver == "default":
+            return self._kept_default(default, before, "FITS: the limit is kept as it is")
+        return self._reported(default, before, self.carried_out(default, before, policy, way))
 
-    def _ways(self, default: Halves, before: Candidate, policy: Policy) -> Iterator[Way]:
-        """Ways to split a program, the same ones under any limit."""
-        yield from (Way(one.peak_bytes, one.work, one.solver) for one in (before, *self._cut(default, policy)))
+    def carried_out(self, default: Halves, before: Candidate, policy: Policy, way: Way) -> Candidate:
+        """The split of a way."""
+        if way.schedule is None or way.policy is None:
+            return before if way.solver == "default" else self._cut(default, policy)[0]
+        schedules = _Schedules(self, default, before.peak_bytes, way.policy, self._hints)
+        return schedules.candidate(Weighed(way.schedule, way.peak_bytes))
+
+    def _first_planned(
+        self, default: Halves, before: Candidate, ways: Collection[Way], state_bytes: int, likely: Program
+    ) -> Way:
+        """The first way, from the lowest peak on, whose backward can be planned. Raises: MemoryLimitTooLow."""
+        errors: list[MemoryLimitTooLow] = []
+        for way in sorted(ways, key=lambda way: (way.loss_bytes, way.work)):
+            other = self.apart()
+            halves = other.carried_out(default, before, self._policy, way).halves
+            try:
+                other.peak_later(halves, default, likely, state_bytes)
+            except MemoryLimitTooLow as error:
+                errors.append(error)
+            else:
+                return way
+        raise min(errors, key=lambda error: int(str(error.facts["floor_bytes"])))
+
+    def _ways(self, default: Halves, before: Candidate, policy: Policy, likely: Program) -> Iterator[Way]:
+        """Ways to split a program beside the default one, the same ones under any limit."""
+        yield from (self._way(default, one, likely) for one in self._cut(default, policy))
         relaxed = policy.under_need()
         for some in (policy, relaxed) if len(relaxed.marks) < len(policy.marks) else (policy,):
-            ladder = _Schedules(self, default, before.peak_bytes, some, self._hints).ladder
-            for one in ladder.curve(_HALVINGS):
-                yield Way(one.peak_bytes, before.work + one.work, WHOLE, one.schedule, some)
+            schedules = _Schedules(self, default, before.peak_bytes, some, self._hints)
+            for point in schedules.ladder.curve(_HALVINGS):
+                loss_bytes = self.apart().peak_later(schedules.halves(point.schedule)[0], default, likely)
+                yield Way(point.peak_bytes, loss_bytes, before.work + point.work, WHOLE, point.schedule, some)
+
+    def _way(self, default: Halves, one: Candidate, likely: Program) -> Way:
+        return Way(one.peak_bytes, self.apart().peak_later(one.halves, default, likely), one.work, one.solver)
+
+    def peak_later(self, halves: Halves, default: Halves, likely: Program, state_bytes: int | None = None) -> int:
+        """The peak of the backward of another program, after the forward of a split. default: what is split by itself.
+
+        state_bytes: of inputs, where nodes run again in it as far as the limit asks for it. Raises: MemoryLimitTooLow.
+        """
+        split, context = halves.split, Context(self._options, self._hints, plans=self.plans)
+        first = replace(split, forward=weighed_passes("forward", self.written(split.forward), context))
+        is_default = halves.joint is default.joint and split.residuals == default.split.residuals
+        after = split_by_phase(likely) if is_default else keeping(likely, split.residuals)
+        stays = stays_behind(first, after)
+        dying = dying_inputs(after, arriving=frees_arriving_gradients())
+        plans, backward = self.plans_after(first.forward, stays), after.backward
+        if state_bytes is not None:
+            backward = self.backward_within(backward, plans, dying, state_bytes)
+        backward = weighed_passes("backward", backward, replace(context, plans=plans, dying=dying))
+        return self.peak_of_run(first.forward, backward, stays)
 
     def _cut(self, default: Halves, policy: Policy) -> list[Candidate]:
         """The minimum cut, where anything runs again for it."""
@@ -342,15 +367,16 @@ class _Schedules:
 
     def candidate(self, weighed: Weighed) -> Candidate:
         """What comes of a schedule that is chosen, proved."""
-        halves, changed = self._halves(weighed.schedule)
+        halves, changed = self.halves(weighed.schedule)
         verify_whole(self._program, changed)
         return self._splitting.weighed(halves, WHOLE)
 
     def _weigh(self, schedule: Schedule) -> int:
         """The peak of what comes of a schedule, which is not kept."""
-        return self._splitting.apart().weighed(self._halves(schedule)[0], WHOLE).peak_bytes
+        return self._splitting.apart().weighed(self.halves(schedule)[0], WHOLE).peak_bytes
 
-    def _halves(self, schedule: Schedule) -> tuple[Halves, Program]:
+    def halves(self, schedule: Schedule) -> tuple[Halves, Program]:
+        """The split that comes of a schedule, and the whole program."""
         originals: dict[str, str] = {}
         changed = apply_schedule(self._program, self._problem, schedule, originals)
         return Halves(*split_with_repeats(self._program, remove_dead_code(changed)[0], originals)), changed
@@ -362,13 +388,3 @@ class _Schedules:
             plan = self._splitting.plans.in_place(half)[0]
             found.update({storage: buffer.number for storage, (buffer, _) in plan.places.items()})
         return found
-
-
-def stays_behind(first: Split, split: Split) -> frozenset[str]:
-    """Residuals that are held until backward ends, for backwards of other outputs: what is not read, and sources.
-
-    first: whose forward runs.
-    """
-    given = {role.name for role in first.forward.signature.outputs if isinstance(role, Residual)}
-    read = {role.name for role in split.backward.signature.inputs if isinstance(role, Residual)}
-    return frozenset((given - read) | {*first.sources})
