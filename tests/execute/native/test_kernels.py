@@ -82,6 +82,7 @@ class _Drawn:
         x = self.tensor(*shape)
         self.keep(self.draft.call(aten.gelu.default, x))
         self.keep(self.draft.call(aten.gelu_backward.default, self.tensor(*shape), x))
+        self.draft.call(aten.gelu_.default, x)
 
     def bmm(self) -> None:
         count, m, k, n = self.generator.randint(1, 4), self.size(), self.size(), self.size()

@@ -17,7 +17,7 @@ from dovetail.execute.native.arrange import OpenRow, rows_of
 from dovetail.execute.native.block import placed_in_block
 from dovetail.execute.native.costs import cost_of_call, cost_of_nodes, has_large_loops
 from dovetail.execute.native.driver import THREADED
-from dovetail.execute.native.kernels import scratch_of
+from dovetail.execute.native.kernels import kept_apart, scratch_of
 from dovetail.execute.native.kinds import claim_on, row_of
 from dovetail.execute.native.machine import has_pool
 from dovetail.execute.native.places import Places
@@ -77,9 +77,8 @@ def clusters_of(
 
     tried = {claim.node: claim for run in runs_of(program, claims, may_show) for claim in run.claims}
     known = {node: claim for node, claim in tried.items() if claim.is_proven()}
-    memory = _Memory(program, dying, loose)
+    memory = _Memory(program, dying, loose, scratch_of(known.values()))
     memory.likely_unmade = unmade_views(program, known, may_show).addresses
-    memory.scratch = scratch_of(known.values())
     found = [draft for run in runs_of(program, known, may_show) for draft in memory.drafts(run)]
     kept = {claim.node: claim for draft in found for claim in draft.claims}
     return memory.finished(found, unmade_views(program, kept, may_show))
@@ -100,12 +99,19 @@ def _is_threaded(claim: RowClaim) -> bool:
 class _Memory:
     """Who holds what when, in a program.
 
-    likely_unmade: views that get no variable where all claims are in clusters. scratch: bytes that rows of some nodes
-    take while they run.
+    likely_unmade: views that get no variable where all claims are in clusters. scratch: bytes that some nodes take
+    while they run.
     """
 
-    def __init__(self, program: Program, dying: Collection[int] | None, loose: Collection[int]) -> None:
+    def __init__(
+        self,
+        program: Program,
+        dying: Collection[int] | None,
+        loose: Collection[int],
+        scratch: Mapping[Node, int],
+    ) -> None:
         self.program = program
+        self.scratch = scratch
         self.numbers = {node: at for at, node in enumerate(program.nodes)}
         self.returned = program.output_storages()
         self.returned_values = frozenset(values_in(program.outputs))
@@ -132,7 +138,6 @@ class _Memory:
         self.loads = [self._loads(sizes) for sizes in self.sizes]
         self.unmade = Unmade()
         self.likely_unmade: Collection[Value] = ()
-        self.scratch: Mapping[Node, int] = {}
         self.rows: dict[tuple[Node, int], list[OpenRow]] = {}
 
     def _sizes(self, hints: Mapping[str, int]) -> dict[int, int]:
@@ -198,7 +203,7 @@ class _Memory:
         stored = new - unread
         inner = {storage for storage in stored if self._is_inner(storage, last)}
         in_block, block = placed_in_block(rows, inner, self.sizes[0])
-        scratch = max((self.scratch.get(claim.node, 0) for claim in claims), default=0)
+        scratch = max(self.scratch.get(claim.node, 0) + kept_apart(claim) for claim in claims)
         if not self._fits(first, last, stored - inner, block + scratch):
             return None
         places = Places(claims, views, self.numbers, in_block, self.unmade.addresses)
@@ -265,7 +270,7 @@ class _Memory:
             made = {v.tensor.storage for v in node.results() if v.is_tensor} - seen
             seen |= made
             held += sum(sizes[storage] for storage in made)
-            during.append(held)
+            during.append(held + self.scratch.get(node, 0))
             gone = {s for s in _storages(node) if self.users[s][-1] == at and s not in self.held}
             held -= sum(sizes.get(storage, 0) for storage in gone)
         return before, during

@@ -354,6 +354,7 @@ FORMS: dict[str, Callable[[Arguments, Sequence[Layout]], Form | None]] = {
     **{f"_{name}": _softmax(name) for name in ("softmax", "log_softmax")},
     **{f"_{name}_backward_data": _softmax_backward(f"{name}_backward") for name in ("softmax", "log_softmax")},
     "gelu": _gelu,
+    "gelu_": _gelu,
     "gelu_backward": _gelu_backward,
     "bmm": _bmm,
     "native_layer_norm": _layer_norm,

@@ -103,11 +103,6 @@ class KernelClaim(PlacedBase):
         written = [Access(value.tensor, is_written=True) for value in (self.made or (self.written,))]
         return written + [Access(value.tensor) for value in self.operands if isinstance(value, Value)]
 
-    def kept_apart(self) -> int:
-        """Bytes of results that the function makes by itself, before they are copied."""
-        is_new = any(each.kind == "new" for each in self.question.form.taken)
-        return _count(self.result) * self.result.tensor.dtype.itemsize if is_new else 0
-
     def is_proven(self) -> bool:
         """Whether a row gives torch's bits."""
         question = self.question
@@ -199,12 +194,19 @@ def _shared(operands: Sequence[Value], into: Value | None) -> int | None:
 
 
 def scratch_of(claims: Iterable[RowClaim]) -> dict[Node, int]:
-    """What functions take from the allocator while they run, by node."""
-    kernels = [claim for claim in claims if isinstance(claim, KernelClaim)]
+    """What the operators of kernels take from the allocator while they run, by node."""
+    nodes = [claim.node for claim in claims if isinstance(claim, KernelClaim)]
     needs = Needs({})
-    if kernels:
-        needs.measure(claim.node for claim in kernels)
-    return {claim.node: needs.need_of(claim.node).scratch_bytes + claim.kept_apart() for claim in kernels}
+    if nodes:
+        needs.measure(nodes)
+    return {node: needs.need_of(node).scratch_bytes for node in nodes}
+
+
+def kept_apart(claim: RowClaim) -> int:
+    """Bytes of results that a function makes by itself, before they are copied."""
+    if not isinstance(claim, KernelClaim) or all(each.kind != "new" for each in claim.question.form.taken):
+        return 0
+    return _count(claim.result) * claim.result.tensor.dtype.itemsize
 
 
 def kernel_row(claims: Sequence[KernelClaim], _: Storages, addresses: Addresses) -> ReadyRow | None:
