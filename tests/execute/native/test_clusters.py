@@ -255,7 +255,7 @@ def test_while_a_profiler_records() -> None:
 
 def test_names_of_values_are_not_taken() -> None:
     draft = Drafted()
-    names = ("group_ran", "native_table", "native_number", "drive", "pack", "kernel", "exact", "refuse_negated")
+    names = ("group_ran", "native_table", "native_number", "drive", "pack", "kernel", "exact", "may_run")
     values = [draft.base(_elements(5, seed)) for seed in range(len(names))]
     renamed = dict(
         zip(values, (replace(value, name=name) for value, name in zip(values, names, strict=True)), strict=True)

@@ -24,7 +24,7 @@ from dovetail.execute.native.places import Places
 from dovetail.execute.native.rows import ReadyRow, RowClaim, Storages
 from dovetail.execute.native.runs import Run, reread_storages, runs_of
 from dovetail.execute.native.unmade import Unmade, unmade_views
-from dovetail.ir.program import Node, Program, Value, meta_symbols, values_in
+from dovetail.ir.program import Node, Program, TensorMeta, Value, meta_symbols, values_in
 from dovetail.ops.facts import written_values
 
 _SIZES = (2, 4096)  # what a size that is not known may be: what a cluster takes is compared for both
@@ -136,6 +136,11 @@ class _Memory:
         symbols = {name for value in program.values() if value.is_tensor for name in meta_symbols(value.meta)}
         self.sizes = [self._sizes(dict.fromkeys(symbols, size)) for size in (_SIZES if symbols else _SIZES[:1])]
         self.loads = [self._loads(sizes) for sizes in self.sizes]
+        self.inputs_by_layout: dict[object, list[Value]] = {}
+        for value in program.inputs:
+            if value.is_tensor and all(isinstance(size, int) and size > 1 for size in value.tensor.shape):
+                layout = (value.tensor.shape, value.tensor.stride, value.tensor.device)
+                self.inputs_by_layout.setdefault(layout, []).append(value)
         self.unmade = Unmade()
         self.likely_unmade: Collection[Value] = ()
         self.rows: dict[tuple[Node, int], list[OpenRow]] = {}
@@ -207,7 +212,7 @@ class _Memory:
         if not self._fits(first, last, stored - inner, block + scratch):
             return None
         places = Places(claims, views, self.numbers, in_block, self.unmade.addresses)
-        made = self._made(claims, stored - inner, places)
+        made = self._made(claims, stored - inner, places, first)
         known = Storages(unread, self.loose)
         ready = [found for row in rows if (found := row_of(row.claims, known, places.addresses)) is not None]
         if made is None or not ready:
@@ -276,10 +281,10 @@ class _Memory:
         return before, during
 
     def _made(
-        self, claims: list[RowClaim], stored: Collection[int], places: Places
+        self, claims: list[RowClaim], stored: Collection[int], places: Places, at: int
     ) -> list[tuple[Value, Value | None]] | None:
         """Results that get memory, each with a value that lies alike and has a variable; None where one has to and
-        there is none.
+        there is none. at: the number of the first node.
         """
         made: list[tuple[Value, Value | None]] = []
         for claim, result in [(each, value) for each in claims for value in each.made]:
@@ -299,8 +304,13 @@ class _Memory:
             is_static = all(isinstance(size, int) for size in (*meta.shape, *meta.stride))
             if like is None and not is_static:
                 return None
-            made.append((result, like))
+            made.append((result, self._input_like(meta, at) if like is None else like))
         return made
+
+    def _input_like(self, meta: TensorMeta, at: int) -> Value | None:
+        """An input that lies alike and is there when a node of a number runs: it costs less than to name sizes."""
+        found = self.inputs_by_layout.get((meta.shape, meta.stride, meta.device), ())
+        return next((value for value in found if self.last_use.get(value, -1) >= at), None)
 
 
 def _storages_of_inputs(program: Program) -> tuple[Collection[int], Collection[int]]:

@@ -8,7 +8,7 @@ number is not one that a kernel takes, memory has run out, or the processor was 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -76,7 +76,8 @@ class NativeExecutor:
         dying: numbers of inputs that nobody else holds; None if it may be any.
         """
         clusters = clusters_of(program, is_free, dying)
-        groups = {cluster.first: _group(cluster) for cluster in clusters}
+        asked = _Asked.of(program, clusters)
+        groups = {cluster.first: _group(cluster, asked, at == 0) for at, cluster in enumerate(clusters)}
         return NativeExecutor(groups, frozenset(node for cluster in clusters for node in cluster.nodes))
 
 
@@ -87,15 +88,18 @@ def has_run(answer: int) -> bool:
     return not answer
 
 
-def refuse_negated(tensors: tuple[torch.Tensor, ...]) -> None:
-    """Raises: TypeError where the bytes of a tensor stand for numbers of the other sign."""
-    if any(map(torch.Tensor.is_neg, tensors)):
-        raise TypeError
+def are_plain(given: tuple[torch.Tensor, ...], written: tuple[torch.Tensor, ...]) -> bool:
+    """Whether the bytes of tensors are their numbers, and not those of the other sign; and others may be written: none
+    is of inference mode while that is off.
+    """
+    if any(map(torch.Tensor.is_neg, given)):
+        return False
+    return not any(map(torch.Tensor.is_inference, written)) or torch.is_inference_mode_enabled()
 
 
-def refuse_frozen(tensors: tuple[torch.Tensor, ...]) -> None:
-    """Raises: TypeError where a tensor must not be written: it is of inference mode, which is off."""
-    if any(map(torch.Tensor.is_inference, tensors)) and not torch.is_inference_mode_enabled():
+def refuse_unplain(given: tuple[torch.Tensor, ...], written: tuple[torch.Tensor, ...]) -> None:
+    """See `are_plain`. Raises: TypeError."""
+    if not are_plain(given, written):
         raise TypeError
 
 
@@ -114,13 +118,32 @@ def exact_unless(number: object, avoided: float) -> float:
     return found
 
 
-def _group(cluster: Cluster) -> NodeGroup:
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What is asked once in each run, before the first cluster: nothing in a run changes it.
+
+    given: inputs whose memory clusters touch. written: those of them that they write.
+    """
+
+    given: tuple[Value, ...]
+    written: tuple[Value, ...]
+
+    @staticmethod
+    def of(program: Program, clusters: Collection[Cluster]) -> _Asked:
+        """What is asked for the clusters of a program."""
+        inputs = frozenset(program.inputs)
+        given = dict.fromkeys(value for cluster in clusters for value in cluster.given if value in inputs)
+        counted = dict.fromkeys(value for cluster in clusters for value in cluster.counted)
+        return _Asked(tuple(given), tuple(value for value in given if value in counted))
+
+
+def _group(cluster: Cluster, asked: _Asked, is_first: bool) -> NodeGroup:
     return NodeGroup(
         first=cluster.first,
         last=cluster.last,
-        condition=lambda names: _condition(cluster, names),
+        condition=lambda names: _condition(cluster, asked, is_first, names),
         before=cluster.before,
-        run=lambda names: _lines(cluster, names),
+        run=lambda names: _lines(cluster, asked, names),
         after=cluster.after,
         unbound=cluster.unbound,
         restored=cluster.restored,
@@ -137,22 +160,31 @@ def _listing(cluster: Cluster) -> str:
     return "\n".join([*nodes, "", *map(listing_of, functions)])
 
 
-def _condition(cluster: Cluster, names: Names) -> str:
+def _condition(cluster: Cluster, asked: _Asked, is_first: bool, names: Names) -> str:
     """Whether the call may be tried."""
-    conditions = dict.fromkeys([no_mode_watches, *(row.condition for row in cluster.rows if row.condition is not None)])
-    return " and ".join([f"{names.constant(each, each.__name__)}()" for each in conditions])
+    may_run = free_name("may_run", names.taken)
+    conditions = dict.fromkeys(row.condition for row in cluster.rows if row.condition is not None)
+    own = [f"{names.constant(each, each.__name__)}()" for each in conditions]
+    if is_first:
+        watches = names.constant(no_mode_watches, no_mode_watches.__name__)
+        plain = names.constant(are_plain, are_plain.__name__)
+        may_run = f"({may_run} := {watches}() and {plain}({_tuple(asked.given)}, {_tuple(asked.written)}))"
+    return " and ".join([may_run, *own])
 
 
-def _lines(cluster: Cluster, names: Names) -> tuple[list[str], str]:
+def _tuple(values: Iterable[Value]) -> str:
+    """The text of a tuple of values."""
+    return f"({' '.join(f'{value.name},' for value in values)})"
+
+
+def _lines(cluster: Cluster, asked: _Asked, names: Names) -> tuple[list[str], str]:
     """What is done before the call, and the call, which is false where nothing was done."""
     lines = []
-    if cluster.given:
-        refuse = names.constant(refuse_negated, "refuse_negated")
-        lines.append(f"{refuse}(({', '.join(value.name for value in cluster.given)},))")
-    written = dict.fromkeys(value for value in cluster.counted if value in cluster.given)
-    if written:
-        refuse = names.constant(refuse_frozen, "refuse_frozen")
-        lines.append(f"{refuse}(({', '.join(value.name for value in written)},))")
+    views = [value for value in cluster.given if value not in asked.given]
+    if views:
+        refuse = names.constant(refuse_unplain, refuse_unplain.__name__)
+        written = dict.fromkeys(value for value in cluster.counted if value in views)
+        lines.append(f"{refuse}({_tuple(views)}, {_tuple(written)})")
     shared = _shared_numbers(cluster, names)  # before memory is taken: the nodes run instead where one is refused
     lines += [f"{local} = {text}" for text, local in shared.items()]
     for value, like in cluster.made:
