@@ -35,7 +35,7 @@ def _attributes(x: Any) -> Any:
     ("function", "uses"),
     [
         (_calls, {"int": True, "len": True}),
-        (_asks, {"int": False}),
+        (_asks, {"type": True, "int": False}),
         (_maps, {"int": False}),
         (_attributes, {}),
     ],

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from dovetail.capture.origins import OriginTracker
 from dovetail.errors import DataDependentControlFlow
 from dovetail.ir.provenance import is_library_file
+from dovetail.torch_compat.autograd import asks_where_or_how_often
 from dovetail.torch_compat.fakes import is_fake
 
 AS_PYTHON = frozenset({torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.tolist})
@@ -41,8 +42,10 @@ class PythonObjects(TorchFunctionMode):
             return listed(args[0]) if args[0].dim() else args[0].item()
         if func in AS_PYTHON or (func in _SHARES and is_fake(args[0])):
             raise DataDependentControlFlow(operator=f"`{func.__name__}`", origin=self._origins.here())
-        if func == torch.Tensor.data_ptr and not is_library_file(asking_frame(sys._getframe(1)).f_code.co_filename):
-            raise DataDependentControlFlow(operator="a tensor's address", origin=self._origins.here())
+        if asks_where_or_how_often(func) and not is_library_file(asking_frame(sys._getframe(1)).f_code.co_filename):
+            raise DataDependentControlFlow(
+                operator="a tensor's address or version counter", origin=self._origins.here()
+            )
         return func(*args, **(kwargs or {}))
 
 

@@ -1,4 +1,4 @@
-"""The arguments that a program expects, tensors apart."""
+"""The arguments that a program expects; of tensors, what a user has written on them."""
 
 from __future__ import annotations
 
@@ -10,25 +10,37 @@ import torch
 
 from dovetail.frontends.structure import Structure
 from dovetail.reach.contents import value_key
-from dovetail.reach.values import PLAIN
+from dovetail.reach.values import PLAIN, attributes_of, is_same
 
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """What is expected of the arguments. plain: by leaf, the key of its value. lifted: leaves that are numbers."""
+    """What is expected of the arguments.
+
+    plain: by leaf, the key of its value. lifted: leaves that are numbers. attributes: of tensors that have some, or
+    were asked for one.
+    """
 
     structure: Structure
     plain: tuple[tuple[int, Any], ...]
     lifted: tuple[tuple[int, type], ...]
+    attributes: tuple[tuple[int, dict[str, Any]], ...]
 
     @staticmethod
-    def like(leaves: Sequence[Any], structure: Structure, lifted: Collection[int] = ()) -> Arguments:
-        """What a program expects that was recorded for these. lifted: leaves that are its inputs."""
+    def like(
+        leaves: Sequence[Any], structure: Structure, lifted: Collection[int] = (), asked: Collection[int] = ()
+    ) -> Arguments:
+        """What a program expects that was recorded for these.
+
+        lifted: leaves that are its inputs. asked: tensors that code asked for attributes by name.
+        """
         plain = [(i, x) for i, x in enumerate(leaves) if not isinstance(x, torch.Tensor)]
+        held = [(i, dict(attributes_of(x))) for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
         return Arguments(
             structure,
             tuple((i, value_key(x)) for i, x in plain if i not in lifted),
             tuple((i, type(x)) for i, x in plain if i in lifted),
+            tuple((i, known) for i, known in held if known or i in asked),
         )
 
     def are(self, leaves: Sequence[Any], structure: Structure) -> bool:
@@ -38,7 +50,9 @@ class Arguments:
         for index, key in self.plain:
             if value_key(leaves[index]) != key:
                 return False
-        return all(type(leaves[index]) is kind for index, kind in self.lifted)
+        if not all(type(leaves[index]) is kind for index, kind in self.lifted):
+            return False
+        return all(_has_attributes(leaves[index], known) for index, known in self.attributes)
 
     def changed_numbers(self, leaves: Sequence[Any]) -> frozenset[int]:
         """Leaves that are other numbers than expected, of the same type."""
@@ -56,10 +70,19 @@ class Arguments:
             now = value_key(leaves[index])
             if now != key:
                 return f"argument {index} changed: {_shown(key)} -> {_shown(now)}"
-        return next(
-            (f"argument {i} is not a valid {kind.__name__}" for i, kind in self.lifted if type(leaves[i]) is not kind),
-            "",
-        )
+        told = [
+            f"argument {i} is not a valid {kind.__name__}" for i, kind in self.lifted if type(leaves[i]) is not kind
+        ]
+        told += [f"attributes of argument {i} changed" for i, x in self.attributes if not _has_attributes(leaves[i], x)]
+        return next(iter(told), "")
+
+
+def _has_attributes(tensor: Any, known: dict[str, Any]) -> bool:
+    """Whether a user has written this on a tensor, and nothing else."""
+    if not isinstance(tensor, torch.Tensor):  # for others to judge
+        return True
+    held = attributes_of(tensor)
+    return held.keys() == known.keys() and all(is_same(value, held[name]) for name, value in known.items())
 
 
 def _shown(key: Hashable) -> str:

@@ -37,11 +37,12 @@ class CallGuard:
         without_gradient: Collection[int],
         sizes: SizeGuard | None = None,
         numbers: NumberGuard | None = None,
+        asked: Collection[int] = (),
     ) -> None:
         """Remember a call.
 
         sources: places of the inputs. without_gradient: inputs whose `.grad` the code has read. sizes: of the inputs,
-        where they may be others. numbers: inputs after those.
+        where they may be others. numbers: inputs after those. asked: arguments that code asked for attributes by name.
         """
         leaves = [place for place, leaf in enumerate(call.leaves) if isinstance(leaf, torch.Tensor)]
         tensors = [*(call.leaves[place] for place in leaves), *call.tensors]
@@ -49,7 +50,8 @@ class CallGuard:
         everything = call.everything
         self.reads = reads
         self._numbers = numbers
-        self._arguments = Arguments.like(call.leaves, call.structure, () if numbers is None else numbers.lifted.leaves)
+        lifted = () if numbers is None else numbers.lifted.leaves
+        self._arguments = Arguments.like(call.leaves, call.structure, lifted, asked)
         self._modes = ambient_modes()
         self._tensor_leaves = picker(leaves)
         self._labels = [*(f"argument {place}" for place in leaves), *(slot.name for slot in call.slots)]

@@ -145,5 +145,7 @@ class FunctionCaptures:
         declared = [stand_in.declared for stand_in in recording.stand_ins]
         sizes = SizeGuard.of(declared, recording.size_conditions) if self._options.dynamic else None
         numbers = NumberGuard(lifted, recorder.facts.values()) if lifted else None
-        guard = CallGuard(call, recorder.sources, recorder.reads, recorder.gradients_read, sizes, numbers)
+        guard = CallGuard(
+            call, recorder.sources, recorder.reads, recorder.gradients_read, sizes, numbers, recorder.asked
+        )
         return call, Variant(guard, FunctionRunner(graphs, recorder.output_spec)), inputs

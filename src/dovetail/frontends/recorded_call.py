@@ -73,7 +73,8 @@ class CallRecorder:
     sources: for each tensor among the inputs of a recording, its place in the call (see `Call`). numbers: the
     inputs after those. facts: what the code was told of these numbers.
     reads: whether all that the code read, while it was recorded, is as it was. gradients_read: inputs whose `.grad` the
-    code has read. more_modules: by name, that the call was not described with, though the code takes their tensors.
+    code has read. asked: arguments that code asked for attributes by name. more_modules: by name, that the call was not
+    described with, though the code takes their tensors.
     """
 
     def __init__(
@@ -110,6 +111,8 @@ class CallRecorder:
         self._output_spec: Structure | None = None
         self._codes: dict[CodeType, dict[str, Any]] = {}
         self._with_gradient: frozenset[int] = frozenset()
+        self.asked: set[int] = set()
+        self._given: dict[int, dict[str, Any]] = {}
         self.more_modules: list[Named] = []
 
     def inputs_of(self, call: Call) -> list[Any]:
@@ -140,6 +143,9 @@ class CallRecorder:
         mode = new_fake_mode(new_shape_env() if dims or unknown_sizes else None)
         names = self.numbers.names
         own = inputs[: len(self.sources) + len(names)]
+        self._given = {
+            n: dict(attributes_of(inputs[n])) for n in self._leaf_places if n is not None and n < len(self.sources)
+        }
         numbers = NumberSymbols(self.facts) if self.numbers else None
         specs = [self._input_spec(i, tensor, mode, dims) for i, tensor in zip(self.sources, own, strict=False)]
         if numbers is not None:
@@ -182,6 +188,9 @@ class CallRecorder:
         for held, stand_in in zip(own, shown, strict=True):
             for name, value in held.items():
                 attributes_of(stand_in).setdefault(name, value)
+        for place, held in self._given.items():
+            for name, value in held.items():
+                attributes_of(recording.stand_ins[place].seen).setdefault(name, value)
         with (
             replaced_tensors(self._slots, shown),
             self._numbers_put([stand_in.seen for stand_in in recording.stand_ins]),
@@ -190,8 +199,12 @@ class CallRecorder:
         ):
             yield
 
-    def _read_attributes(self, reads: Reads, own: Sequence[dict[str, Any]], shown: Sequence[Any]) -> None:
-        """Attributes that code asked tensors of modules for, and that they did not have, count as read."""
+    def _read_attributes(
+        self, reads: Reads, own: Sequence[dict[str, Any]], shown: Sequence[Any], stand_ins: Sequence[Any]
+    ) -> None:
+        """Attributes that code asked tensors for, and that they did not have, count as read."""
+        asked = [place in self._given and id(stand_ins[place]) in reads.asked_fakes for place in range(len(stand_ins))]
+        self.asked.update([leaf for leaf, place in enumerate(self._leaf_places) if place is not None and asked[place]])
         for slot, held, stand_in in zip(self._slots, own, shown, strict=True):
             if not held and id(stand_in) in reads.asked_fakes:
                 reads.answered(partial(_attributes_in, slot), held)
@@ -228,7 +241,7 @@ class CallRecorder:
                 for slot in self._slots:  # code may put something else there for a while, unseen
                     reads.entry(vars(slot.module)[slot.table], slot.key, type(slot.module).__name__)
                 yield
-                self._read_attributes(reads, own, held)
+                self._read_attributes(reads, own, held, stand_ins)
             if refusals:
                 raise refusals[0]
             if given.has_given and given.asks_types:  # it may have seen that a number is no plain one

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import functools
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -139,6 +140,20 @@ def codes_inside(code: CodeType) -> frozenset[CodeType]:
     """The code of functions that are defined inside a code object."""
     own = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
     return frozenset(own).union(*map(codes_inside, own))
+
+
+def asks_class(code: CodeType) -> bool:
+    """Whether it is Python's code that chooses a function by the class of an argument (`functools.singledispatch`)."""
+    return code in _BY_CLASS
+
+
+_dispatching: Any = functools.singledispatch(len)
+_BY_CLASS = frozenset(
+    (
+        _dispatching.__code__,
+        *(x for x in functools.singledispatchmethod.__get__.__code__.co_consts if isinstance(x, CodeType)),
+    )
+)
 
 
 def _is_of_a_type(before: dis.Instruction | None, instruction: dis.Instruction, after: dis.Instruction | None) -> bool:

@@ -37,7 +37,7 @@ import numpy as np
 import torch
 
 from dovetail.reach.libraries import is_library_class, is_users_function
-from dovetail.reach.values import PLAIN, is_a, is_same, plain_key, referent_of
+from dovetail.reach.values import PLAIN, holds_more, is_a, is_same, plain_key, referent_of
 
 MISSING: Any = type("_Missing", (), {"__repr__": lambda _: "<nothing>"})()
 _CACHED: Any = type(lru_cache(len))
@@ -232,22 +232,24 @@ def _tag_and_contents(item: Any) -> tuple[Parts | None, list[Any]]:
 
 def counts_by_value(item: Any) -> bool:
     """Whether another value that is equal is as good as this one; tuples are, by their parts."""
-    return (
-        is_plain(item)
-        or is_a(item, _BY_EQUALITY)
-        or (is_a(item, tuple) and all(map(counts_by_value, tuple.__iter__(item))))
-    )
+    if is_plain(item):
+        return True
+    if not is_a(item, (*_BY_EQUALITY, tuple)) or holds_more(item):
+        return False
+    return not is_a(item, tuple) or all(map(counts_by_value, tuple.__iter__(item)))
 
 
 def is_equal(expected: Any, now: Any) -> bool:
     """Whether code cannot tell a value from one that was expected, but by identity."""
     if is_same(expected, now):
         return True
-    if type(expected) is type(now) and is_a(now, tuple):
+    if type(expected) is not type(now) or holds_more(now):
+        return False
+    if is_a(now, tuple):
         return tuple.__len__(expected) == tuple.__len__(now) and all(
             map(is_equal, tuple.__iter__(expected), tuple.__iter__(now))
         )
-    if type(expected) is not type(now) or not is_a(now, _BY_EQUALITY):
+    if not is_a(now, _BY_EQUALITY):
         return False
     return bool(expected == now) and repr(expected) == repr(now)
 

@@ -27,7 +27,7 @@ from dovetail.reach.contents import (
     is_plain,
     parts_of,
 )
-from dovetail.reach.values import is_a, is_same
+from dovetail.reach.values import holds_more, is_a, is_same
 from dovetail.torch_compat.fakes import is_fake
 
 
@@ -138,11 +138,13 @@ class _Group:
         self._parts = [parts_of(item) for item in containers] if base is None else []
         self.is_table = base is dict or base is OrderedDict
         self._is_empty = set(self.types) == {base} and not any(self.counts)
+        # what holds attributes besides counts by identity as well, and is kept alive
+        self._themselves = [(n, item) for n, item in enumerate(containers) if holds_more(item)]
 
     def look(self, found: Sequence[Any]) -> list[Any] | None:
         """What the containers hold now; None where that is not as many things of the same kinds."""
         base = self.base
-        if list(map(type, found)) != self.types:
+        if list(map(type, found)) != self.types or any(found[n] is not item for n, item in self._themselves):
             return None
         if base is None:
             parts = [look(item) for look, item in zip(self._parts, found, strict=True) if look is not None]

@@ -13,6 +13,7 @@ import decimal
 import gc
 import logging
 import random
+from collections import defaultdict
 from collections.abc import Callable
 from enum import EnumType
 from types import CodeType, FrameType, FunctionType, MemberDescriptorType, ModuleType
@@ -26,7 +27,7 @@ from dovetail.reach.libraries import is_library_class, is_library_module, is_our
 from dovetail.reach.modules import Modules
 from dovetail.reach.past_reports import WHOLE, PastReports
 from dovetail.reach.slots import NamesOf, PartOf, in_slot, settings_of_decimals, sources_of_levels, tables_asked
-from dovetail.reach.stand_ins import StandIn
+from dovetail.reach.stand_ins import is_stand_in
 from dovetail.reach.unshown import Unshown
 from dovetail.reach.values import (
     PLAIN,
@@ -48,6 +49,7 @@ from dovetail.torch_compat.traced_maths import untraced
 _REPORTING = ("__getattribute__", "__setattr__", "__delattr__")
 _BUILT_IN: Any = vars(builtins)  # which every namespace of code holds
 _OF_PYTHON = frozenset(("__builtins__", "__loader__", "__spec__", "__cached__"))
+_FACTORY = vars(defaultdict)["default_factory"]
 _GRADIENT: Any = torch.Tensor.grad  # as it is while nothing stands in for it
 _NEVER_COMPARED = frozenset(("__init__", "__new__", "__repr__", "__init_subclass__", "__set_name__", *_REPORTING))
 
@@ -130,6 +132,8 @@ class Reads:
             elif is_compared_by_contents(item):
                 held = self.snapshot.take(item)
                 left += held
+                if issubclass(kind, defaultdict):
+                    self._slot(item, "default_factory", _FACTORY)
                 self._modules.held_by(item, held)
                 self.holders[id(item)] = (holder, gc.is_tracked(item))
             elif moves_on(item):
@@ -272,7 +276,7 @@ class Reads:
         key = (id(known), name)
         if key not in self.namespaces:
             value = dict.get(known, name, MISSING)
-            value = MISSING if is_a(value, StandIn) else untraced(value)
+            value = MISSING if is_stand_in(value) else untraced(value)
             self.namespaces[key] = (known, value)
             self.labels[id(known)] = label
             self._modules.held(name, value)
@@ -323,7 +327,7 @@ class Reads:
             self.attributes[key] = MISSING
             self.of_class(item, name)
             return
-        value = self._in_dict(item, name)
+        value = dict.get(attributes_of(item), name, MISSING) if has_attributes(type(item)) else MISSING
         self.attributes[key] = value
         self._modules.held(name, value)
         found = MISSING
@@ -387,13 +391,9 @@ class Reads:
     def gradient(self, tensor: torch.Tensor) -> None:
         """The `.grad` of a tensor that was there before is read."""
         if (id(tensor), "grad") not in self.descriptors:
-            self.owners[id(tensor)] = tensor
             self._slot(tensor, "grad", _GRADIENT)
 
-    def _in_dict(self, item: Any, name: str) -> Any:
-        return dict.get(attributes_of(item), name, MISSING) if has_attributes(type(item)) else MISSING
-
     def _slot(self, item: Any, name: str, descriptor: Any) -> None:
-        value = in_slot(item, descriptor)
+        self.owners[id(item)], value = item, in_slot(item, descriptor)
         self.descriptors[id(item), name] = (item, descriptor, value)
         self.meet(value, item)

@@ -1,9 +1,13 @@
-"""`int`, `float` and `len` for the user's code while it is recorded: of a tensor they give a number that is followed.
+"""`int`, `float`, `len` and `type` for the user's code while it is recorded.
+
+Of a tensor the first three give a number that is followed. `type(x)` and `x.__class__` give the class that a tensor, or
+a number, has in eager mode, though what is recorded is of another one: `type(x) is torch.Tensor` is true.
 
 Python insists on a plain number from all three, and on an answer which is larger for `max` and `min`. Code that calls
 them by their names gets, in the namespace that it looks names up in, functions that ask the tensor itself; of anything
 else they give what Python gives. Code that uses the names for more than calls (`map(int, x)`) never runs while they
-are there: a namespace of such code is left alone from then on. Whether code asked for a type, and might have seen that
+are there: a namespace of such code is left alone from then on. But `type` is a class in its place, which can be used as
+Python's. Whether code asked for a type, and might have seen that
 a number is no plain one, is told.
 """
 
@@ -15,13 +19,15 @@ import functools
 import math
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
 
-from dovetail.reach.codes import names_of
+from dovetail.reach.codes import asks_class, names_of
 from dovetail.torch_compat.data_sizes import without_hint
+from dovetail.torch_compat.fakes import is_fake, naming_classes
 from dovetail.torch_compat.traced_numbers import plain_float
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -96,6 +102,45 @@ def _choice(among: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     return choose
 
 
+def class_in_eager_mode(item: Any) -> type:
+    """The class that an object has in eager mode."""
+    kind = type(item)
+    if issubclass(kind, torch.Tensor) and is_fake(item):
+        return torch.nn.Parameter if isinstance(item, torch.nn.Parameter) else torch.Tensor
+    return _CLASSES.get(kind, kind)
+
+
+_CLASSES: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+
+
+class _ClassOfType(type):
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if cls is not _Type:  # a class of classes that was made meanwhile
+            return super().__call__(*args, **kwargs)
+        if len(args) != 1 or kwargs:
+            return type(*args, **kwargs)
+        found = class_in_eager_mode(args[0])
+        return cls if found is type else found
+
+    def __instancecheck__(cls, item: Any) -> bool:
+        return isinstance(item, type) if cls is _Type else super().__instancecheck__(item)
+
+    def __subclasscheck__(cls, kind: type) -> bool:
+        return issubclass(kind, type) if cls is _Type else super().__subclasscheck__(kind)
+
+
+class _Type(type, metaclass=_ClassOfType):
+    """In the place of Python's `type`."""
+
+
+_Type.__name__ = _Type.__qualname__ = "type"
+
+
+def is_stand_in(item: Any) -> bool:
+    """Whether something stands in for one of Python's functions."""
+    return item is _Type or type(item) is StandIn
+
+
 _NAMES: dict[str, Callable[..., Any]] = {
     "int": _int,
     "float": _float,
@@ -103,20 +148,26 @@ _NAMES: dict[str, Callable[..., Any]] = {
     "max": _choice(torch.sym_max),
     "min": _choice(torch.sym_min),
 }
+_TYPE = "type"
 
 
 class StandIns:
     """Puts stand-ins into namespaces as code of theirs begins to run, and takes them out again.
 
-    has_given: a number that is no plain one. asks_types: whether code asked for a type, or used a name otherwise.
+    numbers: whether for `int` and its like as well. has_given: a number that is no plain one. asks_types: whether code
+    asked for a type, or used a name otherwise.
     asks_exact_types: whether code asked for a type other than by `isinstance`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, numbers: bool = True) -> None:
         self.has_given = self.asks_types = self.asks_exact_types = False
-        self._made = {name: StandIn(name, give, self._on_given) for name, give in _NAMES.items()}
+        self._made: dict[str, Any] = {_TYPE: _Type}
+        if numbers:
+            self._made |= {name: StandIn(name, give, self._on_given) for name, give in _NAMES.items()}
         self._put: dict[tuple[int, str], dict[str, Any]] = {}
         self._left_alone: set[tuple[int, str]] = set()
+        self._around = ExitStack()
+        self._names_classes = False
 
     def _on_given(self) -> None:
         self.has_given = True
@@ -126,11 +177,17 @@ class StandIns:
         code, known = frame.f_code, frame.f_globals
         if str(known.get("__name__")).partition(".")[0] in sys.stdlib_module_names:
             return  # it works with paths, files and messages
-        self.asks_exact_types |= names_of(code).asks_types
+        by_class = frame.f_back is not None and asks_class(frame.f_back.f_code)
+        self.asks_exact_types |= names_of(code).asks_types or by_class
         self.asks_types |= self.asks_exact_types
+        if names_of(code).asks_types and "__class__" in names_of(code).attributes and not self._names_classes:
+            self._names_classes = True
+            self._around.enter_context(naming_classes(class_in_eager_mode))
         for name, is_called in uses_of(code):
             key = (id(known), name)
-            if not is_called:
+            if name not in self._made:
+                continue
+            if not is_called and name != _TYPE:
                 self.asks_types = True
                 self._left_alone.add(key)
                 self._take_out(key)
@@ -142,6 +199,7 @@ class StandIns:
         """Let every namespace be as it was."""
         for key in list(self._put):
             self._take_out(key)
+        self._around.close()
 
     def _take_out(self, key: tuple[int, str]) -> None:
         known = self._put.pop(key, None)
@@ -152,7 +210,7 @@ class StandIns:
 @functools.lru_cache(16384)
 def uses_of(code: CodeType) -> tuple[tuple[str, bool], ...]:
     """The names among those with a stand-in that a code object uses, and whether it only calls them."""
-    wanted = _NAMES.keys() & set(code.co_names)
+    wanted = {_TYPE, *_NAMES} & set(code.co_names)
     if not wanted:
         return ()
     found: dict[str, bool] = {}

@@ -16,7 +16,7 @@ import sys
 import threading
 import weakref
 from array import array
-from collections import ChainMap, OrderedDict, UserDict, UserList, deque
+from collections import ChainMap, OrderedDict, UserDict, UserList, defaultdict, deque
 from collections.abc import Hashable, Mapping
 from contextvars import Context, ContextVar
 from enum import Enum, auto
@@ -230,12 +230,21 @@ def attributes_of(item: object) -> dict[str, Any]:
     return held
 
 
+def holds_more(item: object) -> bool:
+    """Whether a container, or a value of a class under one of Python's, has attributes of its own besides."""
+    kind = type(item)
+    if not is_heap_type(kind):
+        return False
+    held = attributes_of(item) if has_attributes(kind) else {}
+    return (bool(held) and held is not item) or bool(slots_of(kind))
+
+
 def slots_of(kind: type) -> dict[str, Any]:
-    """The descriptors of a type's slots, those of the classes that the user wrote, by name."""
+    """The descriptors of a type's slots, those of the classes that the user wrote, by name; the factory of defaults."""
     return {
         name: value
         for owner in mro_of(kind)
-        if not is_library_class(owner)
+        if owner is defaultdict or not is_library_class(owner)
         for name, value in own_of(owner).items()
         if type(value) is MemberDescriptorType
     }

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from dovetail.errors import DovetailError, IteratorRead, OutsideRead
 from dovetail.ir.program import Origin
 from dovetail.reach.changes import ReadChange, changes_of
+from dovetail.reach.codes import asks_class
 from dovetail.reach.frames import Frames
 from dovetail.reach.guard import PythonGuard
 from dovetail.reach.guarded import guarded_by_reads
@@ -125,6 +126,10 @@ class Watcher:
         """Whether the call has made an object. Ask at once, see `guard`."""
         return id(item) in self._made
 
+    def was_asked(self, tensor: Any) -> bool:
+        """Whether code has asked a tensor without numbers for an attribute by name."""
+        return self.reads is not None and id(tensor) in self.reads.asked_fakes
+
     def _on_call(self, function: Any, verdict: Verdict, origin: Origin) -> None:
         if verdict.ask is not None and self.reads is not None:
             self.reads.ask(verdict.ask)
@@ -185,6 +190,8 @@ def noted_reads(
 
         def on_code(frame: FrameType) -> None:
             reads.runs(frame)
+            if frame.f_back is not None and asks_class(frame.f_back.f_code):  # Python's, for the user's
+                reads.codes.setdefault(frame.f_back.f_code, frame.f_back.f_globals)
             if stand_ins is not None:
                 stand_ins.runs(frame)
             if on_frame is not None:

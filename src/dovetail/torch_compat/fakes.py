@@ -7,7 +7,7 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
@@ -373,3 +373,20 @@ def hidden_fakes() -> Iterator[None]:
         yield
     finally:
         torch._subclasses.FakeTensor = before  # type: ignore[misc]
+
+
+@contextmanager
+def naming_classes(class_of: Callable[[torch.Tensor], type]) -> Iterator[None]:
+    """While active, `tensor.__class__` of a fake gives other packages what `class_of` does."""
+    own: Any = FakeTensor.__getattribute__
+
+    def read(fake: Any, name: str) -> Any:
+        if name == "__class__" and _package(sys._getframe(1)) not in ("torch", "dovetail"):
+            return class_of(fake)
+        return own(fake, name)
+
+    FakeTensor.__getattribute__ = read  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del FakeTensor.__getattribute__

@@ -34,7 +34,7 @@ from dovetail.frontends.step.left_behind import LeftBehind, kept_if_used, overwr
 from dovetail.frontends.step.lifting import Lifting, Numbers
 from dovetail.frontends.step.number_slots import NumberSlot
 from dovetail.frontends.step.output import STREAMS
-from dovetail.frontends.step.outside import Outside, forget_fakes, refuse_new_objects
+from dovetail.frontends.step.outside import Outside, forget_new_results, refuse_new_objects
 from dovetail.frontends.step.program_inputs import (
     FoundTensors,
     number_inputs,
@@ -115,7 +115,7 @@ class StepCapture:
         self._count = 0
         self._elsewhere: list[ReadChange] = []
         self._watcher = Watcher(
-            refuses_draws=False, line_of=reachable.line_naming, stand_ins=None if reachable.asks_types else StandIns()
+            refuses_draws=False, line_of=reachable.line_naming, stand_ins=StandIns(numbers=not reachable.asks_types)
         )
 
     # --- what there is ----------------------------------------------------------------------------------------
@@ -237,6 +237,7 @@ class StepCapture:
             draws=self._draws,
             write_only=self._write_only.paths,
             reads=reads,
+            asked=frozenset(index for index, leaf in enumerate(leaves) if self._watcher.was_asked(leaf)),
             structure=self._result_structure,
             count=self._count,
             made=left.made,
@@ -283,7 +284,8 @@ class StepCapture:
         if reads is not None and (error is None or isinstance(error, Exception)):
             is_strict = error is not None or bool(self._elsewhere)
             if self._reachable.learn(reads, is_strict=is_strict, expects=self.stops_at_weights):
-                forget_fakes(slot.read() for slot in self._reachable.caches_of_functions)
+                caches = [slot.read() for slot in self._reachable.caches_of_functions]
+                forget_new_results(caches, reads.snapshot)
                 raise MoreIsRead from error
         if error is not None:
             raise error

@@ -30,6 +30,7 @@ from dovetail.capture.origins import OriginTracker
 from dovetail.errors import DovetailError, UnsupportedStep
 from dovetail.frontends.step.containers import Slot
 from dovetail.ir.provenance import is_library_file
+from dovetail.reach.contents import Snapshot
 from dovetail.reach.values import PLAIN, Kind, is_a, kind_of
 from dovetail.torch_compat.fakes import is_fake
 
@@ -142,10 +143,14 @@ class Outside:
         return call
 
 
-def forget_fakes(functions: Iterable[Any]) -> None:
-    """Let functions that remember results, and were not known while recording, forget it if that is fakes."""
+def forget_new_results(functions: Iterable[Any], before: Snapshot) -> None:
+    """Let functions that remember results, and were not known while recording, forget those of the recording.
+
+    before: what they remembered. One that remembered something forgets that as well, but only if some are fakes.
+    """
     for function in functions:
-        if _holds_fakes(function):
+        was_empty = before.has(function) and before.held(function)[0] == (0, (function.__wrapped__,))
+        if was_empty or _holds_fakes(function):
             function.cache_clear()
 
 

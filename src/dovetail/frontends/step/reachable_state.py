@@ -28,7 +28,7 @@ from dovetail.frontends.step.walk import Walk
 from dovetail.ir.program import Origin
 from dovetail.ir.provenance import is_library_file
 from dovetail.passes.collection import collection_paused
-from dovetail.reach.codes import names_of
+from dovetail.reach.codes import asks_class, names_of
 from dovetail.reach.contents import MISSING, is_compared_by_contents
 from dovetail.reach.guard import PythonGuard
 from dovetail.reach.names import Names
@@ -144,7 +144,9 @@ class ReachableState:
     @property
     def asks_types(self) -> bool:
         """Whether code of the user's asks for the exact type of something, which a traced number does not have."""
-        return any(names_of(x).asks_types for x in self._read.codes if not is_library_file(x.co_filename))
+        return any(
+            asks_class(x) or (names_of(x).asks_types and not is_library_file(x.co_filename)) for x in self._read.codes
+        )
 
     def knows(self, item: object) -> bool:
         """Whether an object was reached when this was made."""

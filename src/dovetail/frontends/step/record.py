@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 from dovetail.frontends.step.containers import Container, Fixed, Named, Path, Sequential, Unordered
 from dovetail.frontends.step.hook_tables import HookTable
 from dovetail.frontends.step.value_walk import OPTIMIZER, SCHEDULER, ValueWalk
 from dovetail.reach.contents import MISSING
-from dovetail.reach.values import PLAIN, Kind, fingerprint, is_a, plain_key
+from dovetail.reach.values import PLAIN, Kind, fingerprint, holds_more, is_a, is_heap_type, mro_of, plain_key
 
 _BY_VALUE = (Kind.TUPLE, Kind.FROZENSET, Kind.METHOD)
 _ONLY_TEXT = {str}
@@ -151,15 +152,39 @@ def _entry(walk: ValueWalk, container: Container, key: Any, value: Any) -> Hasha
         slot = walk.first_slot(value)
         return ("tensor", slot.path) if slot is not None else Identity(value)
     if kind in _BY_VALUE:
-        return ("of type", type(value))
+        return ("of type", type(value), Identity(value) if holds_more(value) else None)
     if kind is Kind.ARRAY:
         held = fingerprint(value)
         return ("array", held) if held is not None else Identity(value)
     met = walk.met.get(id(value))
     if met is None:
         return Identity(value)
-    is_first = met.parent is container and met.key is key
-    return ("of type", type(value)) if is_first else ("same as", met.path)
+    if met.parent is not container or met.key is not key:
+        return ("same as", met.path)
+    return ("of type", type(value), _own_value(value) if kind is Kind.OBJECT else None)
+
+
+def _own_value(value: Any) -> Hashable:
+    """What an object holds beside its attributes, because its class is one of the user's under one of Python's.
+
+    The number, or the text, of a class under `int`, `str` and their like; the object itself where it cannot be told
+    (dates, exceptions); None where there is nothing.
+    """
+    base = next(kind for kind in mro_of(type(value)) if not is_heap_type(kind))
+    if base in _ATTRIBUTES_ALONE:
+        return None
+    shown = _SHOWN.get(base)
+    return Identity(value) if shown is None else plain_key(shown(value))
+
+
+_ATTRIBUTES_ALONE = frozenset((object, SimpleNamespace))
+_SHOWN: dict[type, Callable[[Any], Any]] = {
+    int: int.__int__,
+    float: float.__float__,
+    complex: complex.__complex__,
+    str: str.__str__,
+    bytes: bytes.__bytes__,
+}
 
 
 def _shape(walk: ValueWalk, container: Container) -> Hashable:

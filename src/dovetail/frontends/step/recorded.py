@@ -41,7 +41,7 @@ class Recorded:
     all slots that are inputs. hyperparameters: those of them that seldom change. held: where each tensor of the
     reachable state was held first, () for those that are only where others may be. writes, bound, filled, host_calls,
     draws, write_only: see `StepRunner`. made: what the step puts where there was nothing. reads: see `StepGuard`.
-    structure, count: of the results.
+    asked: arguments that code asked for attributes by name. structure, count: of the results.
     """
 
     call: StepCall
@@ -63,6 +63,7 @@ class Recorded:
     draws: Draws
     write_only: list[Path]
     reads: PythonGuard
+    asked: frozenset[int]
     structure: Structure
     count: int
     made: list[Made] = field(default_factory=list)
@@ -92,7 +93,7 @@ class Recorded:
         program = compile_step_programs(programs, plan, names, self._labels(), name, options, sizes, before)
         leaf_of = dict(enumerate(sorted(self.leaves), len(self.slots)))
         guard = StepGuard(
-            arguments=Arguments.like(call.leaves, call.structure, self.leaves),
+            arguments=Arguments.like(call.leaves, call.structure, self.leaves, self.asked),
             kinds=kinds,
             record=self.reachable.record(self.lifted),
             lifted=self.lifted,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from enum import Enum
 from types import FunctionType, ModuleType
@@ -276,6 +277,18 @@ class ValueWalk:
             self.objects.append((value, type(value), own.item, own))
             self.enter(own.item, own, parent.rank)
             self.class_of_user(type(value))
+        elif descriptors := slots_of(type(value)):
+            slots = self._slots_in(value, parent, key, descriptors)
+            slots.call_it((*container.path, "<slots>"), container.title)
+            self.objects.append((value, type(value), None, slots))
+            self.enter(value, slots, parent.rank)
+
+    def _slots_in(self, item: Any, parent: Container, key: Any, descriptors: Mapping[str, Any]) -> Named:
+        slots = Named(item, slot_access(descriptors))
+        slots.parent, slots.key = parent, key
+        for name in descriptors:
+            slots.add(name)
+        return slots
 
     def _names_of(self, container: Container) -> dict[int, tuple[Any, str]]:
         """What keys that are objects are called: tensors by where they are held first."""
@@ -309,10 +322,8 @@ class ValueWalk:
         read = self._of_object(item, kind)
         descriptors = slots_of(type(item)) if kind is Kind.OBJECT else {}
         if descriptors:
-            slots = Named(item, slot_access(descriptors))
-            slots.parent, slots.key, slots.rank, slots.read_names = parent, key, rank, read
-            for name in descriptors:
-                slots.add(name)
+            slots = self._slots_in(item, parent, key, descriptors)
+            slots.read_names = read
             self.enter(item, slots, rank)
         if not has_attributes(type(item)):
             if descriptors:

@@ -317,8 +317,23 @@ def check_hidden_fakes() -> str | None:
     return first_difference(("answers before, during, to torch, handed on, after", answers, wanted))
 
 
+def check_naming_classes() -> str | None:
+    """Who asks a fake for its class is told another one, torch's own code apart; it is a fake all the same."""
+    fake = fakes.fake_of(fakes.new_fake_mode(), torch.ones(2))
+    asked, own = (eval("lambda x: x.__class__", {"__name__": name}) for name in ("elsewhere", "torch.nn"))
+    before = asked(fake)
+    with fakes.naming_classes(lambda fake: torch.Tensor):
+        during = (asked(fake) is torch.Tensor, own(fake) is before, fakes.is_fake(fake), tuple(fake.shape))
+    return first_difference(
+        ("during", during, (True, True, True, (2,))),
+        ("after", asked(fake) is before, True),
+        ("own attribute", "__getattribute__" in vars(type(fake)), False),
+    )
+
+
 CHECKS = (
     check_hidden_fakes,
+    check_naming_classes,
     check_mode_of,
     check_fake_like,
     check_kernels_for_symbolic_sizes,

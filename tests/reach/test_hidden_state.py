@@ -1,0 +1,208 @@
+"""State that lies where few look: both ways of compiling follow it, as eager mode does."""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from datetime import date
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import dovetail
+
+Program = tuple[Callable[..., Any], Callable[[int], tuple[Any, ...]], Callable[[], object]]
+CALLS = 5
+
+
+class Holder:
+    """What a program reads of is set from outside."""
+
+    value: Any = None
+
+
+class Pair(tuple[float, float]):
+    scale: float
+
+    def __new__(cls, values: tuple[float, float], scale: float) -> Pair:
+        """A pair with an attribute."""
+        made = super().__new__(cls, values)
+        made.scale = scale
+        return made
+
+
+class Row(list[float]):
+    scale = 1.0
+
+
+class Slotted(list[float]):
+    __slots__ = ("scale",)
+
+
+class Day(date):
+    scale = 1.0
+
+
+class Whole(int):
+    pass
+
+
+class Real(float):
+    pass
+
+
+class Text(str):
+    __slots__ = ()
+
+
+def _row(kind: Any, values: list[float], scale: float) -> Any:
+    made = kind(values)
+    made.scale = scale
+    return made
+
+
+def _day(month: int, scale: float) -> Day:
+    made = Day(2026, month, 1)
+    made.scale = scale
+    return made
+
+
+def _read_from(values: list[Any], read: Callable[[Any, Tensor], Tensor]) -> Program:
+    held = Holder()
+
+    def program(x: Tensor) -> Tensor:
+        return read(held.value, x)
+
+    def arguments(call: int) -> tuple[Any, ...]:
+        held.value = values[call]
+        return (torch.full((2,), 1.0 + call),)
+
+    return program, arguments, lambda: None
+
+
+def _pairs() -> Program:
+    return _read_from([Pair((1.0, 2.0), k) for k in (3.0, 4.0, 3.0, 5.0, 5.0)], lambda p, x: x * p[0] + p.scale)
+
+
+def _rows(kind: Any) -> Program:
+    rows = [_row(kind, [1.0, 2.0], k) for k in (3.0, 4.0, 3.0, 5.0, 5.0)]
+    return _read_from(rows, lambda row, x: x * row[1] + row.scale + len(row))
+
+
+def _days() -> Program:
+    days = [_day(1 + n // 2, k) for n, k in enumerate((3.0, 4.0, 3.0, 5.0, 5.0))]
+    return _read_from(days, lambda day, x: x * day.month + day.scale)
+
+
+def _wholes() -> Program:
+    return _read_from([Whole(2), Whole(3), 3, Whole(3), Whole(4)], lambda n, x: x * n)
+
+
+def _reals() -> Program:
+    return _read_from(
+        [Real(0.0), Real(-0.0), Real(1.5), 1.5, Real(2.5)], lambda n, x: torch.copysign(x, x.new_tensor(n))
+    )
+
+
+def _texts() -> Program:
+    return _read_from([Text("a"), "a", Text("b"), "b", Text("a")], lambda t, x: x * 2 if t == "a" else x / 2)
+
+
+def _factories() -> Program:
+    table: defaultdict[str, float] = defaultdict(lambda: 2.0, a=1.0)
+
+    def arguments(call: int) -> tuple[Any, ...]:
+        if call == 2:
+            table.default_factory = lambda: 9.0
+            del table["b"]
+        if call == 4:
+            table.default_factory = None
+        return (torch.ones(2),)
+
+    return lambda x: x * table["a"] + table["b"], arguments, lambda: dict(table)
+
+
+def _dispatched() -> Program:
+    @functools.singledispatch
+    def kind(item: Any) -> Any:
+        return 1
+
+    @kind.register
+    def _(item: Tensor) -> Any:
+        return item * 2
+
+    @kind.register
+    def _(item: int) -> Any:
+        return item + 10
+
+    return lambda x, n: kind(x) + kind(n), lambda call: (torch.ones(2), (1, 2, "a", 3, None)[call]), lambda: None
+
+
+def _remembered() -> Program:
+    asked = [0]
+
+    @functools.lru_cache
+    def factor(number: float) -> float:
+        asked[0] += 1
+        return number * asked[0]
+
+    return lambda x, n: x * factor(n), lambda call: (torch.ones(2), (1.0, 2.0, 1.0, 1.0, 2.0)[call]), lambda: [*asked]
+
+
+def _attributes_of_arguments() -> Program:
+    def arguments(call: int) -> tuple[Any, ...]:
+        x: Any = torch.ones(2)
+        if call % 2:
+            x.scale = 2.0 + call // 3
+        return (x,)
+
+    return lambda x: x * getattr(x, "scale", 5.0), arguments, lambda: None
+
+
+def _attributes_from_the_first_call() -> Program:
+    def arguments(call: int) -> tuple[Any, ...]:
+        x: Any = torch.ones(2)
+        x.scale = 2.0 + call // 2
+        return (x,)
+
+    return lambda x: x * x.scale, arguments, lambda: None
+
+
+PROGRAMS: dict[str, Callable[[], Program]] = {
+    "attributes of a tuple": _pairs,
+    "attributes of a list": functools.partial(_rows, Row),
+    "slots of a list": functools.partial(_rows, Slotted),
+    "attributes of a date": _days,
+    "classes under int": _wholes,
+    "classes under float": _reals,
+    "classes under str": _texts,
+    "what a table makes by default": _factories,
+    "functions by class": _dispatched,
+    "functions that remember": _remembered,
+    "attributes of arguments": _attributes_of_arguments,
+    "attributes from the first call": _attributes_from_the_first_call,
+}
+
+
+def _results(program: Callable[..., Any], arguments: Callable[[int], tuple[Any, ...]]) -> Iterator[Tensor | str]:
+    for call in range(CALLS):
+        given = arguments(call)
+        try:
+            yield program(*given)
+        except (KeyError, TypeError) as error:
+            yield type(error).__name__
+
+
+@pytest.mark.parametrize("door", [dovetail.compile, dovetail.compile_step])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_as_in_eager_mode(name: str, door: Callable[..., Any]) -> None:
+    program, arguments, state = PROGRAMS[name]()
+    wanted = [*_results(program, arguments), state()]
+    program, arguments, state = PROGRAMS[name]()
+    found = [*_results(door(program), arguments), state()]
+    for one, other in zip(found, wanted, strict=True):
+        same = torch.equal(one, other) if isinstance(one, Tensor) and isinstance(other, Tensor) else one == other
+        assert same, (one, other)
