@@ -20,6 +20,7 @@ TAKES: dict[str, Callable[[Tensor], Any]] = {
     "numpy of a detached one": lambda t: t.detach().numpy()[0],
     "asarray": lambda t: np.asarray(t)[0],
     "address": lambda t: t.data_ptr() % 2 + 1,
+    "version": lambda t: t._version + 1,
 }
 GIVES: dict[str, Callable[[Tensor], Any]] = {
     "tolist": lambda t: t.tolist()[1],
@@ -35,7 +36,7 @@ GIVES: dict[str, Callable[[Tensor], Any]] = {
 def test_memory_of_a_tensor_is_not_read(take: str, place: str) -> None:
     held = torch.arange(4.0)
     compiled = dovetail.compile(lambda x: x * float(TAKES[take](held if place == "closed over" else x)))
-    with pytest.raises(DataDependentControlFlow, match=r"numpy|array|address"):
+    with pytest.raises(DataDependentControlFlow, match=r"numpy|array|address|version"):
         compiled(torch.ones(4))
 
 
@@ -53,6 +54,13 @@ def test_numbers_of_lists_are_those_of_each_call(give: str, place: str) -> None:
         x = torch.arange(4.0) + call
         held.add_(1)
         assert torch.equal(compiled(x), f(x)), call
+
+
+def test_a_version_counter_in_a_graph_of_dynamos() -> None:
+    held = torch.arange(4.0)
+    compiled = torch.compile(lambda x: x * held._version, backend="dovetail")
+    with pytest.raises(Exception, match="DT-CAPTURE-002"):
+        compiled(torch.ones(4))
 
 
 def test_a_tensor_shared_through_dlpack() -> None:

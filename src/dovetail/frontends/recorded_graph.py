@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,10 +14,12 @@ from dovetail.capture.inputs import InputSpec
 from dovetail.capture.interpret import GraphInterpreter
 from dovetail.capture.left_modes import refuse_kernels_switched, switched_in
 from dovetail.capture.recording import Recording
-from dovetail.errors import UnsupportedInputMutation
+from dovetail.errors import DataDependentControlFlow, UnsupportedInputMutation
 from dovetail.frontends.inputs import check_tensor, specs_with_parts
+from dovetail.ir.provenance import origin_of
 from dovetail.ir.signature import Buffer, InputRole, Parameter, SizeInput, UserInput
 from dovetail.ir.text import identifier
+from dovetail.torch_compat.autograd import asks_where_or_how_often
 from dovetail.torch_compat.fakes import FakeMode, fake_of, graph_fake_mode, is_fake, new_fake_mode
 from dovetail.torch_compat.subclasses import is_wrapper
 from dovetail.torch_compat.symbols import SYMBOLIC_TYPES, concrete_layout, symbol_name
@@ -34,6 +36,7 @@ class GraphRecorder:
         self._gm = gm
         self._taken_apart = taken_apart
         refuse_kernels_switched(gm.graph.nodes)
+        _refuse_versions(gm.graph.nodes)
         self._switched = switched_in(node.target for node in gm.graph.nodes)
         examples = (node.meta.get("example_value") for node in self.placeholders)
         self._mode = mode = graph_fake_mode(examples) or new_fake_mode()
@@ -62,6 +65,13 @@ class GraphRecorder:
         interpreter = GraphInterpreter(self._gm, recording.origins, recording.in_region)
         recording.run_forward(lambda *inputs: _as_sequence(interpreter.run(*inputs)), self._switched)
         return recording
+
+
+def _refuse_versions(nodes: Iterable[fx.Node]) -> None:
+    """Raises: DataDependentControlFlow where a graph reads version counters, which no program follows."""
+    for node in nodes:
+        if node.op == "call_function" and asks_where_or_how_often(node.target):
+            raise DataDependentControlFlow(operator="a tensor's version counter", origin=origin_of(node))
 
 
 def _fixed_spec(spec: InputSpec, value: Any, mode: FakeMode) -> InputSpec:

@@ -96,9 +96,12 @@ def version_of(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
+_VERSION_IN_GRAPHS = "prims::_tensor_version"  # of Dynamo's
+
+
 def asks_where_or_how_often(function: object) -> bool:
     """Whether a function that a function mode is told of asks for a tensor's address, or how often it was written."""
-    return function in _ADDRESS_OR_VERSION
+    return function in _ADDRESS_OR_VERSION or getattr(function, "_name", "") == _VERSION_IN_GRAPHS
 
 
 def set_version(tensor: torch.Tensor, version: int) -> None:
