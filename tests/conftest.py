@@ -13,7 +13,7 @@ from contextlib import suppress
 import pytest
 import torch
 
-from tests import rotation
+from tests import rotation, slow_tests
 
 _CACHE, _WORKER = "DOVETAIL_CACHE_DIR", "PYTEST_XDIST_WORKER"
 
@@ -44,6 +44,15 @@ def pytest_report_header() -> str:
     """The seed, above the first test."""
     part = "whole lists of cases" if rotation.everything() else "slices of long lists of cases"
     return f"{part}: {rotation.VARIABLE}={rotation.seed()}"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out slow tests that are due in the next run, but not where somebody names a test."""
+    if any("::" in argument for argument in config.args):
+        return
+    chosen = slow_tests.of_this_run(items)
+    config.hook.pytest_deselected(items=list(set(items).difference(chosen)))
+    items[:] = chosen
 
 
 def pytest_collection_finish() -> None:

@@ -20,7 +20,7 @@ from unittest import mock
 
 import pytest
 
-from tests import rotation
+from tests import rotation, slow_tests
 
 LISTS = (
     "tests/analysis/test_propagate_layouts.py",
@@ -163,13 +163,18 @@ def run(state: State, options: argparse.Namespace) -> int:
     return plugin.left
 
 
+def rotating() -> list[str]:
+    """Files with lists of which runs take slices, and slow tests elsewhere."""
+    return [*LISTS, *(name for name in slow_tests.names() if name.partition("::")[0] not in LISTS)]
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run cases; print what failed, those before included."""
     parser = argparse.ArgumentParser(prog="python -m tests.list_sweep", description=__doc__.split("\n")[0])
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--shard", default="0/1", help="i/n: every n-th case, beginning with the i-th (from 0)")
     parser.add_argument("--state", type=Path, help="file to go on from, and to write")
-    parser.add_argument("lists", nargs="*", default=list(LISTS), help="files of tests; those that rotate if left out")
+    parser.add_argument("lists", nargs="*", default=rotating(), help="files of tests; those that rotate if left out")
     options = parser.parse_args(argv)
     state = State()
     if options.state is not None and options.state.exists():

@@ -1,0 +1,54 @@
+"""Slow tests: every one is run in one of two runs, and each name is that of a test."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests import rotation, slow_tests
+
+ROOT = Path(__file__).parents[1]
+REPORT = """<testsuites><testsuite>
+<testcase classname="tests.one.test_a" name="test_slow[1]" time="1.5"/>
+<testcase classname="tests.one.test_a" name="test_slow[2]" time="4.5"/>
+<testcase classname="tests.test_b" name="test_fast" time="0.5"/>
+</testsuite></testsuites>"""
+
+
+@pytest.fixture
+def slices(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """As in `make test`, whatever this run takes."""
+    monkeypatch.delenv(rotation.EVERYTHING, raising=False)
+    return monkeypatch
+
+
+def test_a_report_tells_which_are_slow(tmp_path: Path) -> None:
+    report = tmp_path / "report.xml"
+    report.write_text(REPORT)
+    assert list(slow_tests.slow_in(report, 3)) == ["tests/one/test_a.py::test_slow"]
+
+
+def test_two_runs_take_all(slices: pytest.MonkeyPatch) -> None:
+    slices.setattr(slow_tests, "names", lambda: ("test_a.py::test_slow",))
+    items: list[Any] = [SimpleNamespace(nodeid=f"test_a.py::test_slow[{n}]") for n in range(40)]
+    items.append(SimpleNamespace(nodeid="test_a.py::test_fast"))
+    runs = []
+    for seed in ("6", "7"):
+        slices.setenv(rotation.VARIABLE, seed)
+        runs.append({item.nodeid for item in slow_tests.of_this_run(items)})
+    assert runs[0] | runs[1] == {item.nodeid for item in items}
+    assert runs[0] & runs[1] == {"test_a.py::test_fast"}
+    assert min(map(len, runs)) > 10
+    slices.setenv(rotation.EVERYTHING, "1")
+    assert slow_tests.of_this_run(items) == items
+
+
+def test_each_name_is_that_of_a_test() -> None:
+    for name in slow_tests.names():
+        path, _, function = name.partition("::")
+        assert re.search(rf"def {function}\(", (ROOT / path).read_text()), name
