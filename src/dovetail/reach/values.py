@@ -181,7 +181,7 @@ def is_numbering(item: Any) -> bool:
 
 def is_heap_type(kind: type) -> bool:
     """Whether a class was made by code of Python's, or may be changed like one."""
-    return bool(kind.__flags__ & _HEAP_TYPE)
+    return bool(type.__getattribute__(kind, "__flags__") & _HEAP_TYPE)
 
 
 def mro_of(kind: type) -> tuple[type, ...]:

@@ -9,7 +9,7 @@ def program(x, y):
     v = x + 2
     w = v.t()
     torch._foreach_neg_([w])
-    return w.expand_as(w), y._version * 0 + y.sum()
+    return w.expand_as(w), y.sum()
 
 
 def inputs():

@@ -144,9 +144,8 @@ class ReachableState:
     @property
     def asks_types(self) -> bool:
         """Whether code of the user's asks for the exact type of something, which a traced number does not have."""
-        return any(
-            asks_class(x) or (names_of(x).asks_types and not is_library_file(x.co_filename)) for x in self._read.codes
-        )
+        codes = self._read.codes
+        return any(asks_class(x) or (names_of(x).asks_types and not is_library_file(x.co_filename)) for x in codes)
 
     def knows(self, item: object) -> bool:
         """Whether an object was reached when this was made."""
