@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dovetail.execute.native.casts import CastClaim, cast_claim, cast_row
 from dovetail.execute.native.claims import Claim, claim_of
 from dovetail.execute.native.copies import CopyClaim, copy_claim, copy_row
 from dovetail.execute.native.kernels import KernelClaim, kernel_claim, kernel_row
@@ -32,6 +33,7 @@ KINDS: dict[type, RowKind] = {
     ProductClaim: RowKind(product_claim, product_row),
     SumClaim: RowKind(sum_claim, sum_row),
     CopyClaim: RowKind(copy_claim, copy_row),
+    CastClaim: RowKind(cast_claim, cast_row),
 }
 """By the type of their claims."""
 
