@@ -96,9 +96,13 @@ class _Drawn:
         sizes = (queries, queries if causal else keys, queries if causal else keys)
         q, k, v = (self.draft.call(aten.transpose.int, self.tensor(batch, size, heads, width), 1, 2) for size in sizes)
         scale = self.generator.choice((None, 0.3))
-        made = self.draft.several(_ATTENTION, q, k, v, 0.0, causal, scale=scale)
+        more: dict[str, Any] = {"scale": scale}
+        if not causal and self.generator.random() < 0.5:
+            masks = ((queries, keys), (batch, 1, queries, keys), (1, heads, queries, keys))
+            more["attn_mask"] = self.tensor(*self.generator.choice(masks))
+        made = self.draft.several(_ATTENTION, q, k, v, 0.0, causal, **more)
         grad = self.draft.call(aten.transpose.int, self.tensor(batch, queries, heads, width), 1, 2)
-        self.keep(*made, *self.draft.several(_ATTENTION_BACKWARD, grad, q, k, v, *made, 0.0, causal, scale=scale))
+        self.keep(*made, *self.draft.several(_ATTENTION_BACKWARD, grad, q, k, v, *made, 0.0, causal, **more))
 
     def loss(self) -> None:
         rows, classes, reduction = self.size(), self.size(), self.generator.randrange(3)
@@ -179,13 +183,10 @@ def test_others_are_not_claimed() -> None:
     draft = Segment()
     x, weight, target = draft.input(torch.randn(4, 6)), draft.input(torch.rand(6)), draft.input(torch.arange(4))
     half, none = draft.input(torch.randn(4, 6).half()), draft.input(torch.randn(0, 6))
-    q = draft.input(torch.randn(1, 1, 4, 8))
-    mask = draft.input(torch.zeros(1, 1, 4, 4))
     draft.call(aten._softmax.default, half, 1, False)
     draft.call(aten._softmax.default, none, 1, False)
     draft.several(aten.nll_loss_forward.default, x, target, weight, 1, -100)
     draft.several(aten.native_layer_norm.default, x, [6], None, None, 1e-5)
-    draft.several(_ATTENTION, q, q, q, 0.0, False, attn_mask=mask)
     draft.call(aten.gelu.default, x, approximate="tanh")
     draft.call(aten._softmax.default, draft.input(torch.randn(400, 400)), 1, False)
     assert [kernel_claim(node) for node in draft.nodes] == [None] * len(draft.nodes)

@@ -182,8 +182,9 @@ def _attention(arguments: Arguments, results: Sequence[Layout]) -> Form | None:
     if numbers is None or len(results) < 2 or not all(is_in_order(_turned(each)) for each in results):
         return None
     seen = tuple((place, _turned(layout)) for place, layout in enumerate(results))
-    taken = (*_tensor(0, 1, 2, 3, 4), _REAL, _FLAG, _NOTHING, Taken("maybe"))
-    return Form("attention", ("query", "key", "value"), taken, numbers, seen)
+    mask, more = _mask(arguments, 5)
+    taken = (*_tensor(0, 1, 2, 3, 4), _REAL, _FLAG, mask, Taken("maybe"))
+    return Form("attention", ("query", "key", "value", *more), taken, numbers, seen)
 
 
 def _attention_backward(arguments: Arguments, results: Sequence[Layout]) -> Form | None:
@@ -197,15 +198,23 @@ def _attention_backward(arguments: Arguments, results: Sequence[Layout]) -> Form
         operand = arguments[name]
         assert isinstance(operand, Value), "tensors are looked at before"
         sizes.append(prod(shape) * operand.tensor.dtype.itemsize)
-    taken = (*(Taken("zeros", place) for place in range(3)), *_tensor(*range(3, 9)), _REAL, _FLAG, _NOTHING)
+    mask, more = _mask(arguments, 9)
+    taken = (*(Taken("zeros", place) for place in range(3)), *_tensor(*range(3, 9)), _REAL, _FLAG, mask)
     turned = tuple((place, _turned(layout)) for place, layout in enumerate(seen))
-    return Form("attention_backward", operands, (*taken, Taken("maybe")), _whole(*sizes) + numbers, turned)
+    numbers = _whole(*sizes) + numbers
+    return Form("attention_backward", (*operands, *more), (*taken, Taken("maybe")), numbers, turned)
+
+
+def _mask(arguments: Arguments, place: int) -> tuple[Taken, tuple[str, ...]]:
+    """How a mask is handed over, and its name, if there is one."""
+    has_mask = arguments["attn_mask"] is not None
+    return (Taken("given", place), ("attn_mask",)) if has_mask else (_NOTHING, ())
 
 
 def _attention_numbers(arguments: Arguments) -> bytes | None:
     """No dropout, whether it is causal, and the scale, if there is one."""
     scale, causal = arguments["scale"], arguments["is_causal"]
-    if arguments["dropout_p"] != 0.0 or not isinstance(causal, bool) or arguments["attn_mask"] is not None:
+    if arguments["dropout_p"] != 0.0 or not isinstance(causal, bool):
         return None
     if not (scale is None or isinstance(scale, float)):
         return None

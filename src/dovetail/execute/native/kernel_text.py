@@ -19,6 +19,9 @@ from dovetail.execute.native.llvm_function import Function
 from dovetail.execute.native.machine import function_of
 from dovetail.torch_compat.native_kernels import CATCHING, CREATE, DATA, DELETE, EMPTY, kernel_address
 
+_NUMBERS = {"whole": "", "real": "", "int": "i32", "flag": "i1 zeroext"}
+"""Kinds of arguments that are numbers, and what they are as arguments where that is shorter than a slot."""
+
 _DECLARED = f"""declare i32 @__gxx_personality_v0(...)
 declare ptr @__cxa_begin_catch(ptr)
 declare void @__cxa_end_catch()
@@ -36,9 +39,10 @@ class Taken:
     """An argument of a function, as text depends on it. kind:
 
     tensor: the one of an index, by reference or as a pointer; zeros: the same, after its memory was zeroed.
-    nothing: an optional tensor that there is none of. references: where the function puts references to its results.
-    new: where it puts a new tensor, whose elements are copied into the first one. whole, int, flag, real: numbers.
-    maybe: an optional real number, on the stack. code: of a dtype. text: some characters.
+    given: an optional tensor, by value; nothing: one that there is none of.
+    references: where the function puts references to its results. new: where it puts a new tensor, whose elements are
+    copied into the first one. whole, int, flag, real: numbers. maybe: an optional real number, on the stack.
+    code: of a dtype. text: some characters.
     """
 
     kind: str
@@ -71,6 +75,7 @@ class _Text:
         self.constants: list[str] = []
         self.places: list[tuple[str, str, str]] = []
         self.handles: list[str] = []
+        self.given: list[tuple[str, str]] = []
         self.failed = self.new = ""
 
     def text(self) -> str:
@@ -85,10 +90,13 @@ class _Text:
             self.places.append((memory, sizes, strides))
             layout = f"ptr {memory}, i64 {dims}, ptr {sizes}, ptr {strides}, i64 0"
             self._try(f"{CREATE}({layout}, i32 {code}, i32 0, i32 0, ptr {self.handles[-1]})")
-        given = [argument for each in self.taken for argument in self._given(each)]
+        given = [argument for each in self.taken for argument in self._argument(each)]
         with out.when(self._goes_on()):
             threw = out.attempt(f"void @{self.target}({', '.join(given)})")
             out.line(f"store i1 {threw}, ptr {self.failed}, align 1")
+        for tensor, memory in self.given:  # the function may have taken it
+            with out.when(out.set(f"icmp ne i64 {out.load('i64', memory, 8)}, 0")):
+                out.line(f"store i64 {out.load('i64', memory, 8)}, ptr {tensor}, align 8")
         if self.new:
             self._copy_new()
         for handle in self.handles:
@@ -123,20 +131,19 @@ class _Text:
         self.out.line(f"call void @llvm.memset.p0.i64(ptr {memory}, i8 0, i64 {size}, i1 false)")
         return memory
 
-    def _given(self, each: Taken) -> list[str]:
+    def _argument(self, each: Taken) -> list[str]:
         """The arguments of the call that one is."""
         out = self.out
         if each.kind == "zeros":
             self._zeroed(self.places[each.index][0], self._slot())
         if each.kind in ("tensor", "zeros"):
             return [f"ptr {out.load('ptr', self.handles[each.index], 8)}"]
-        if each.kind in ("whole", "real"):
-            kind = "i64" if each.kind == "whole" else "double"
-            return [f"{kind} {self._slot(kind)}"]
-        if each.kind == "int":
-            return [f"i32 {out.set(f'trunc i64 {self._slot()} to i32')}"]
-        if each.kind == "flag":
-            return [f"i1 zeroext {out.set(f'trunc i64 {self._slot()} to i1')}"]
+        if each.kind in _NUMBERS:
+            kind = "double" if each.kind == "real" else "i64"
+            number, shorter = self._slot(kind), _NUMBERS[each.kind]
+            return [
+                f"{shorter or kind} {out.set(f'trunc i64 {number} to {shorter[:3].strip()}') if shorter else number}"
+            ]
         if each.kind == "code":
             return [f"i8 signext {each.index}"]
         if each.kind == "maybe":
@@ -152,8 +159,20 @@ class _Text:
             self.new = out.variable("ptr", "null")
             self._try(f"{EMPTY}(ptr {self.new})")
             return [f"ptr {out.load('ptr', self.new, 8)}"]
+        if each.kind == "given":
+            return [f"ptr {self._optional(self.handles[each.index])}"]
         assert each.kind in ("nothing", "references"), each.kind
         return [f"ptr {self._zeroed(out.memory('[4 x i64]'), '32')}"]
+
+    def _optional(self, handle: str) -> str:
+        """An optional tensor that is there: that of a handle, to which what is left of it is put back afterwards."""
+        out, memory = self.out, self._zeroed(self.out.memory("[2 x i64]"), "16")
+        tensor = out.load("ptr", handle, 8)
+        with out.when(self._goes_on()):
+            out.line(f"store i64 {out.load('i64', tensor, 8)}, ptr {memory}, align 8")
+            out.line(f"store i8 1, ptr {out.element('i64', memory, '1')}, align 8")
+        self.given.append((tensor, memory))
+        return memory
 
     def _copy_new(self) -> None:
         """The elements of the new tensor, to the first one."""
