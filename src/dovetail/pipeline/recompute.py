@@ -275,3 +275,8 @@ def too_low(limit: MemoryLimit, transient: int, state_bytes: int, held: Held) ->
         transient=readable(transient),
         others=held.others,
     )
+
+
+def floor_of(error: MemoryLimitTooLow) -> int:
+    """The lowest peak that an error names."""
+    return int(str(error.facts["floor_bytes"]))

@@ -62,7 +62,7 @@ from dovetail.pipeline.held import GRAPH
 from dovetail.pipeline.memory_limit import MemoryLimit, memory_limit
 from dovetail.pipeline.options import Options
 from dovetail.pipeline.passes import Context
-from dovetail.pipeline.recompute import may_pay, recompute, too_low
+from dovetail.pipeline.recompute import floor_of, may_pay, recompute, too_low
 from dovetail.torch_compat.autograd import frees_arriving_gradients
 
 WHOLE = "whole program"
@@ -119,10 +119,9 @@ class Splitting:
     def _peak_of(self, split: Split) -> int:
         """The peak of a split as its halves will run, with a gradient for each output."""
         dying = dying_inputs(split, arriving=frees_arriving_gradients(), is_last=True)
-        context = Context(self._options, self._hints, plans=self.plans)
-        forward = weighed_passes("forward", self.written(split.forward), context)
-        backward = weighed_passes("backward", split.backward, replace(context, dying=dying))
-        return self.peak_of_run(forward, backward)
+        context = Context(self._options, self._hints, dying=dying, plans=self.plans)
+        backward = weighed_passes("backward", split.backward, context)
+        return self.peak_of_run(self._forward_of(split), backward)
 
     def weighed(self, halves: Halves, solver: str) -> Candidate:
         """What a split costs. solver: who found it."""
@@ -275,14 +274,10 @@ class Splitting:
             way = self._first_planned(default, before, ways, state_bytes, likely)
         if way.solver == "default":
             return self._kept_default(default, before, "FITS: the limit is kept as it is")
-        return self._reported(default, before, self.carried_out(default, before, policy, way))
-
-    def carried_out(self, default: Halves, before: Candidate, policy: Policy, way: Way) -> Candidate:
-        """The split of a way."""
         if way.schedule is None or way.policy is None:
-            return before if way.solver == "default" else self._cut(default, policy)[0]
+            return self._reported(default, before, *self._cut(default, policy))
         schedules = _Schedules(self, default, before.peak_bytes, way.policy, self._hints)
-        return schedules.candidate(Weighed(way.schedule, way.peak_bytes))
+        return self._reported(default, before, schedules.candidate(Weighed(way.schedule, way.peak_bytes)))
 
     def _first_planned(
         self, default: Halves, before: Candidate, ways: Collection[Way], state_bytes: int, likely: Program
@@ -291,14 +286,25 @@ class Splitting:
         errors: list[MemoryLimitTooLow] = []
         for way in sorted(ways, key=lambda way: (way.loss_bytes, way.work)):
             other = self.apart()
-            halves = other.carried_out(default, before, self._policy, way).halves
+            halves = other.halves_of(default, before, way)
             try:
                 other.peak_later(halves, default, likely, state_bytes)
             except MemoryLimitTooLow as error:
                 errors.append(error)
             else:
                 return way
-        raise min(errors, key=lambda error: int(str(error.facts["floor_bytes"])))
+        raise min(errors, key=floor_of)
+
+    def halves_of(self, default: Halves, before: Candidate, way: Way) -> Halves:
+        """The split of a way, which is only looked at."""
+        if way.schedule is not None and way.policy is not None:
+            schedules = _Schedules(self, default, before.peak_bytes, way.policy, self._hints)
+            return schedules.halves(way.schedule)[0]
+        return default if way.solver == "default" else self._cut(default, self._policy)[0].halves
+
+    def _forward_of(self, split: Split) -> Program:
+        context = Context(self._options, self._hints, plans=self.plans)
+        return weighed_passes("forward", self.written(split.forward), context)
 
     def _ways(self, default: Halves, before: Candidate, policy: Policy, likely: Program) -> Iterator[Way]:
         """Ways to split a program beside the default one, the same ones under any limit."""
@@ -318,8 +324,8 @@ class Splitting:
 
         state_bytes: of inputs, where nodes run again in it as far as the limit asks for it. Raises: MemoryLimitTooLow.
         """
-        split, context = halves.split, Context(self._options, self._hints, plans=self.plans)
-        first = replace(split, forward=weighed_passes("forward", self.written(split.forward), context))
+        split = halves.split
+        first = replace(split, forward=self._forward_of(split))
         is_default = halves.joint is default.joint and split.residuals == default.split.residuals
         after = split_by_phase(likely) if is_default else keeping(likely, split.residuals)
         stays = stays_behind(first, after)
@@ -327,8 +333,8 @@ class Splitting:
         plans, backward = self.plans_after(first.forward, stays), after.backward
         if state_bytes is not None:
             backward = self.backward_within(backward, plans, dying, state_bytes)
-        backward = weighed_passes("backward", backward, replace(context, plans=plans, dying=dying))
-        return self.peak_of_run(first.forward, backward, stays)
+        context = Context(self._options, self._hints, dying=dying, plans=plans)
+        return self.peak_of_run(first.forward, weighed_passes("backward", backward, context), stays)
 
     def _cut(self, default: Halves, policy: Policy) -> list[Candidate]:
         """The minimum cut, where anything runs again for it."""
