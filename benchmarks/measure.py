@@ -60,6 +60,7 @@ _ELSEWHERE = {
     "discarding": ("benchmarks.freeze_artifact", "measure_discarding"),
     "step-memory": ("benchmarks.step_memory", "measure_ways"),
     "step-limits": ("benchmarks.step_limits", "measure_limits"),
+    "graph-memory": ("benchmarks.graph_memory", "measure_graphs"),
     "step-logging": ("benchmarks.step_logging", "measure_logging"),
     "step-capture": ("benchmarks.step_capture", "measure_capture"),
     "step-call": ("benchmarks.step_call", "measure_call"),

@@ -1,9 +1,9 @@
 """Measure dovetail side by side with its peers: `python -m benchmarks [SUBCOMMAND] [options]`.
 
-Subcommands: aot-capture, first-step, step, step-capture, step-memory, step-limits, small-calls, overlap, overhead,
-inplace, arena, offload, planning, estimates, native, artifact and freeze. Without one every benchmark runs with its
-defaults. Each measurement of a first step, a step, of decoding or of a frozen model has a fresh process with empty
-caches.
+Subcommands: aot-capture, first-step, step, step-capture, step-memory, step-limits, graph-memory, small-calls, overlap,
+overhead, inplace, arena, offload, planning, estimates, native, artifact and freeze. Without one every benchmark runs
+with its defaults. Each measurement of a first step, a step, of decoding or of a frozen model has a fresh process with
+empty caches.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from benchmarks.planning import write_planning_report
 from benchmarks.processes import ask_fresh_process, describe_machine
 from benchmarks.report import write_report
 from benchmarks.small_calls import small_calls
-from benchmarks.step_commands import step_capture, step_limits, step_memory
+from benchmarks.step_commands import graph_memory, step_capture, step_limits, step_memory
 from benchmarks.summary import FirstStep, Step, summarize_first_steps, summarize_steps
 
 app = typer.Typer(help=__doc__, add_completion=False)
@@ -60,6 +60,7 @@ app.command()(small_calls)
 app.command()(step_capture)
 app.command()(step_memory)
 app.command()(step_limits)
+app.command()(graph_memory)
 
 
 @app.callback(invoke_without_command=True)
@@ -71,6 +72,7 @@ def run_all(context: typer.Context) -> None:
         step_capture()
         step_memory()
         step_limits()
+        graph_memory()
         overlap()
         overhead()
         inplace()

@@ -1,4 +1,4 @@
-"""The subcommands of whole training steps: `step-capture` and `step-memory`."""
+"""The subcommands of memory, and of whole training steps."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 
 from benchmarks.arguments import DEFAULT_OUT, Device, Models, Out, Threads, Timeout, split_names
+from benchmarks.graph_memory import write_graphs_report
 from benchmarks.measure import EAGER
 from benchmarks.models import MODELS
 from benchmarks.processes import ask_fresh_process, describe_machine
@@ -103,3 +104,19 @@ def step_limits(
         asked = {"model": model, "limits": limits, "rounds": rounds}
         answers.append({"model": model} | ask_fresh_process("step-limits", asked, threads=threads, timeout_s=timeout))
         write_limits_report(answers, machine, settings, out)
+
+
+def graph_memory(
+    models: Models = "gpt2-4,gpt2-4-short,llama,bert,vit,resnet18,mlp,lstm,unet,swiglu-8,swiglu-16",
+    threads: Annotated[int, typer.Option(min=1, help="Threads of torch.")] = 1,
+    out: Out = DEFAULT_OUT,
+    timeout: Timeout = 1800.0,
+) -> None:
+    """Measure the peaks of graphs, forward alone and with backward, beside eager's and beside what is predicted."""
+    console = Console(stderr=True)
+    answers: list[dict[str, Any]] = []
+    for model in split_names(models, MODELS, "--models"):
+        console.print(model, markup=False)
+        found = ask_fresh_process("graph-memory", {"model": model}, threads=threads, timeout_s=timeout)
+        answers.append({"model": model} | found)
+        write_graphs_report(answers, describe_machine("cpu"), out)

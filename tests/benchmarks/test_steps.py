@@ -176,3 +176,12 @@ def test_estimates_are_of_models_that_are_nowhere() -> None:
     assert cost.parameters == 115_008
     assert 0 < cost.floor_bytes <= cost.peak_bytes
     assert cost.seconds > 0
+
+
+@pytest.mark.usefixtures("alone", "in_this_process")
+def test_peaks_of_graphs_are_as_predicted(tmp_path: Path) -> None:
+    arguments = ["graph-memory", "--models", "mlp-small", "--out", str(tmp_path)]
+    assert CliRunner().invoke(app, arguments, catch_exceptions=False).exit_code == 0
+    rows = json.loads((tmp_path / "graph-memory.json").read_text())["rows"]
+    assert len(rows) == 8
+    assert all(row["equal"] and row["predicted_bytes"] == row["peak_bytes"] <= row["eager_bytes"] for row in rows)
