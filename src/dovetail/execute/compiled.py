@@ -20,6 +20,7 @@ import torch
 from torch.profiler import record_function
 
 from dovetail.analysis.liveness import last_uses
+from dovetail.execute.partly_run import PartlyRun
 from dovetail.execute.protocol import ExecutorList
 from dovetail.ir.program import Node, Program
 from dovetail.ir.text import Names, ProgramText, emit
@@ -79,7 +80,9 @@ class CompiledProgram:
             raise
 
     def failed_at(self, error: BaseException) -> int | None:
-        """The number of the node that raised an error, None where that is not known."""
+        """The number of the node that raised an error, None where that is not known; of the last one that may have."""
+        if isinstance(error, PartlyRun):
+            return error.at
         codes = [self._code] if self._profiled is None else [self._code, self._profiled]
         trace: TracebackType | None = error.__traceback__
         while trace is not None:

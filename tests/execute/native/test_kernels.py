@@ -11,12 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
+import dovetail
+from dovetail.errors import StepInterrupted
 from dovetail.execute.native import executor
-from dovetail.execute.native.executor import RowFailed
 from dovetail.execute.native.kernel_text import Taken, kernel_function
 from dovetail.execute.native.kernels import kernel_claim
 from dovetail.execute.native.machine import driver
 from dovetail.execute.native.rows import table_row
+from dovetail.execute.partly_run import PartlyRun
 from dovetail.ir.program import Value
 from dovetail.torch_compat.native_kernels import kernel_address
 from tests.execute.native.programs import aten, calls_counted, compiled, drawn_elements, outcome
@@ -258,8 +260,32 @@ def test_a_failed_row_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     x = draft.input(torch.randn(4, 4))
     draft.call(aten.add_.Tensor, x, 1.0)
     program = draft.program([draft.call(aten._softmax.default, x, 1, False)])
-    with pytest.raises(RowFailed, match="memory"):
+    with pytest.raises(PartlyRun, match="memory"):
         compiled(program)(draft.arguments())
+
+
+def test_a_step_whose_row_failed_is_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Part of it may have been written, so that eager mode must not run it once more."""
+    weight = torch.randn(8, 8, requires_grad=True)
+    calls: list[int] = []
+
+    def step(x: Tensor) -> Tensor:
+        loss = torch.log_softmax(x @ weight, 1).tanh().mean()
+        loss.backward()
+        with torch.no_grad():
+            weight.sub_(torch.softmax(weight, 1), alpha=0.1).mul_(0.9).tanh_()
+        weight.grad = None
+        return loss.detach()
+
+    def drive(*_: object) -> int:
+        calls.append(1)
+        return 2
+
+    monkeypatch.setattr(executor, "driver", lambda: drive)
+    compiled_step = dovetail.compile_step(step, executors=("native", "aten"))
+    with pytest.raises(StepInterrupted, match="memory"):
+        compiled_step(torch.randn(4, 8))
+    assert len(calls) == 1
 
 
 def test_inference_mode_and_gradients_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

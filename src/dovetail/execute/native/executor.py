@@ -24,6 +24,7 @@ from dovetail.execute.native.driver import THREADED
 from dovetail.execute.native.machine import driver, listing_of, unavailable
 from dovetail.execute.native.probes import is_near
 from dovetail.execute.native.rows import Address, Count, ReadyRow
+from dovetail.execute.partly_run import PartlyRun
 from dovetail.ir.draft import free_name
 from dovetail.ir.node_groups import NodeGroup
 from dovetail.ir.program import Node, Program, Value
@@ -32,10 +33,6 @@ from dovetail.torch_compat.native_symbols import no_mode_watches
 
 _MOST = torch.finfo(torch.float32).max
 _FAR = 1e-6  # more than what `is_near` takes for near
-
-
-class RowFailed(RuntimeError):
-    """A row failed, and those before it have run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +78,10 @@ class NativeExecutor:
         return NativeExecutor(groups, frozenset(node for cluster in clusters for node in cluster.nodes))
 
 
-def has_run(answer: int) -> bool:
-    """What the driver says. Raises: RowFailed."""
+def has_run(answer: int, last: int) -> bool:
+    """What the driver says. last: the number of the last node. Raises: PartlyRun."""
     if answer > 1:
-        raise RowFailed("an operator of torch failed within native code, for lack of memory most likely")
+        raise PartlyRun("an operator of torch failed within native code, for lack of memory most likely", last)
     return not answer
 
 
@@ -212,12 +209,12 @@ def _lines(cluster: Cluster, asked: _Asked, names: Names) -> tuple[list[str], st
     threads = "torch.get_num_threads()" if any(map(_may_be_shared, cluster.rows)) else "1"
     call = f"{names.constant(driver(), 'drive')}({table}, {len(cluster.rows)}, {threads})"
     is_safe = not any(row.may_fail for row in cluster.rows)
-    call = f"not {call}" if is_safe else f"{names.constant(has_run, 'has_run')}({call})"
+    call = f"not {call}" if is_safe else f"{names.constant(has_run, 'has_run')}({call}, {cluster.last})"
     return (lines, call) if not cluster.block else _with_block(cluster.block, block, lines, call, names)
 
 
 def _fatal(names: Names) -> str:
-    return names.constant(RowFailed, "RowFailed")
+    return names.constant(PartlyRun, PartlyRun.__name__)
 
 
 def _checks(cluster: Cluster, names: Names) -> list[str]:
