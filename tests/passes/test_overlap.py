@@ -99,9 +99,20 @@ def test_updates_wait_until_computation_is_over() -> None:
     last = b.call("last", aten.cos.default, x)
     assert _lines(b, last) == [
         *("g_in", "g", "under_way_2", "h_in", "h", "under_way_7", "last"),
-        *("wait_(under_way_2, [g], [], '0')", "sub_.Tensor(p, g)"),
-        *("wait_(under_way_7, [h], [], '0')", "sub_.Tensor(q, h)"),
+        *("wait_(under_way_2, [g], [], '0')", "wait_(under_way_7, [h], [], '0')"),
+        *("sub_.Tensor(p, g)", "sub_.Tensor(q, h)"),
     ]
+
+
+def test_nothing_is_written_before_a_collective_that_may_fail_where_there_is_room() -> None:
+    b = Builder("p", "q", "x")
+    for name, weight in (("g", b.inputs[0]), ("h", b.inputs[1])):
+        made = b.call(name, aten.sin.default, b.inputs[2])
+        _do(b, ops.ALL_REDUCE, made, "SUM", "0")
+        _do(b, aten.sub_.Tensor, weight, made)
+    early, late = (_lines(b, most=most) for most in (0, ROOM))
+    assert early.index("sub_.Tensor(p, g)") < early.index("h"), "one gradient at a time"
+    assert late[-2:] == ["sub_.Tensor(p, g)", "sub_.Tensor(q, h)"]
 
 
 def _two_layers() -> tuple[Builder, Value]:
@@ -169,11 +180,9 @@ def test_effects_and_draws_keep_their_order_and_checks_come_before_writes() -> N
     _do(b, ops.GATHER_INTO, whole, x, "0")
     lines = _lines(b, whole)
     assert [line for line in lines if line in ("first", "drawn", "other")] == ["first", "drawn", "other"]
-    starts = [at for at, line in enumerate(lines) if line.startswith("under_way_")]
-    note, demand, write = (
-        next(at for at, line in enumerate(lines) if what in line) for what in ("note", "demand", "add_")
-    )
-    assert starts[0] < note < demand < min(write, starts[1])
+    order = ("note", "demand", "add_", "gather_into_")
+    note, demand, write, gather = (next(at for at, line in enumerate(lines) if what in line) for what in order)
+    assert note < demand < min(write, gather)
 
 
 def test_a_program_without_collectives_is_kept() -> None:

@@ -10,12 +10,15 @@ reads is not written before its wait, and what it writes is not touched. Nothing
 program and the peak alone. In rounds more and more collectives may be under way at once, each of them in turn, so that
 memory that is short serves all alike: moves that raise the peak above what it may be are not made.
 
+In the end, what the program writes outside moves behind the last wait, if there is room: a collective that fails then
+leaves all as it was.
+
 Bitwise: the same operators on the same operands. Cost: O(nodes + operands) for each move that is tried.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +26,7 @@ import numpy as np
 from dovetail.analysis.liveness import NOTHING, Need, storage_bytes
 from dovetail.analysis.reads import can_fail, is_view
 from dovetail.ir.made_symbols import made_symbols
+from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Program, Value, meta_symbols
 from dovetail.ir.sizes import Number
 from dovetail.ops.collectives import WAIT, collective_of, is_started, started_apart
@@ -116,7 +120,7 @@ class _Order:
     """The order of nodes, what each has to run after, and the peak of any order.
 
     before: for each node, those that it has to run after. starts: of collectives, in order. wait_of: the wait that
-    belongs to a start. start_of: the other way round.
+    belongs to a start. start_of: the other way round. shows_outside: of each node, whether others see what it does.
     """
 
     def __init__(self, program: Program, hints: Mapping[str, Number], need_of: Callable[[Node], Need] | None) -> None:
@@ -124,6 +128,8 @@ class _Order:
         self.nodes = list(range(len(program.nodes)))
         self.before = _before(program)
         self.is_effect = [_has_effect(node) for node in program.nodes]
+        outside = program.input_storages()
+        self.shows_outside = [_shows(node, outside) for node in program.nodes]
         self.starts = [at for at, node in enumerate(program.nodes) if collective_of(node) is not None]
         tokens = {node.operands()[0]: at for at, node in enumerate(program.nodes) if node.target is WAIT}
         self.wait_of = {
@@ -187,6 +193,26 @@ class _Mover:
                 if start in self._order.wait_of:
                     self._try(self._earlier, start, beside)
                     self._try(self._later, self._order.wait_of[start], beside)
+        made = self._written_last()
+        if made is not None and self._order.peak(made) <= self._most:
+            self._order.nodes = made
+
+    def _written_last(self) -> list[int] | None:
+        """The order with what shows outside behind the last wait: before that, a collective may fail."""
+        order, nodes = self._order, self._order.nodes
+        last = max(at for at, node in enumerate(nodes) if node in order.start_of or node in self._number)
+        behind: set[int] = set()
+        before: list[int] = []
+        for node in nodes[: last + 1]:
+            if order.shows_outside[node] or not behind.isdisjoint(order.before[node]):
+                if node in order.start_of or node in self._number:
+                    return None
+                behind.add(node)
+            else:
+                before.append(node)
+        return (
+            [*before, *(node for node in nodes[: last + 1] if node in behind), *nodes[last + 1 :]] if behind else None
+        )
 
     def _try(self, move: Callable[[int, int, float], list[int] | None], node: int, beside: int) -> None:
         """Make as much of a move as the peak allows."""
@@ -317,6 +343,13 @@ def _before(program: Program) -> list[set[int]]:
         needs.discard(at)
         found.append(needs)
     return found
+
+
+def _shows(node: Node, outside: Collection[int]) -> bool:
+    """Whether a node writes an input, or does something outside the program."""
+    if isinstance(node.target, Prim) and node.target.outside:
+        return True
+    return any(value.is_tensor and value.tensor.storage in outside for value in written_values(node))
 
 
 def _has_effect(node: Node) -> bool:
