@@ -40,6 +40,7 @@ LISTS = (
     "tests/distributed/test_gradient_options.py",
     "tests/distributed/test_pretrain_gpt.py",
     "tests/distributed/test_random_programs.py",
+    "tests/distributed/test_ranks_sweep.py",
     "tests/examples/test_demo.py",
     "tests/execute/native/test_clusters.py",
     "tests/execute/native/test_grids.py",
