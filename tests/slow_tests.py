@@ -3,7 +3,7 @@
 `slow_tests.txt` names them, without their cases. It is written from a report of a whole run:
 
     python -m pytest -n 2 --junit-xml report.xml
-    python -m tests.slow_tests report.xml --seconds 3
+    python -m tests.slow_tests report.xml --seconds 2
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
     """Write the file anew; those that were not due in the run stay in it."""
     parser = argparse.ArgumentParser(prog="python -m tests.slow_tests", description=__doc__.split("\n")[0])
     parser.add_argument("report", type=Path)
-    parser.add_argument("--seconds", type=float, default=3.0, help="from which time on a test is slow")
+    parser.add_argument("--seconds", type=float, default=2.0, help="from which time on a test is slow")
     options = parser.parse_args(argv)
     found = sorted({*slow_in(options.report, options.seconds), *(names() if FILE.exists() else ())})
     FILE.write_text("\n".join(found) + "\n")

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from torch import Tensor
 
+from dovetail.torch_compat.fakes import is_fake
 from tests import recompute_sweep
 
 
@@ -22,7 +22,7 @@ def test_a_search_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
 
 def test_a_wrong_result_is_noticed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setitem(recompute_sweep.STEPS, "dropout", lambda a, c, bias: a + (type(a) is not Tensor))
+    monkeypatch.setitem(recompute_sweep.STEPS, "dropout", lambda a, c, bias: a + is_fake(a))
     state = recompute_sweep.State(400)
     recompute_sweep.search(state, 1, 60, 12, lambda now: None)
     assert state.failures

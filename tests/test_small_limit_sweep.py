@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import Tensor
 
+from dovetail.torch_compat.fakes import is_fake
 from tests import recompute_sweep, small_limit_sweep
 
 pytestmark = [pytest.mark.usefixtures("alone"), pytest.mark.filterwarnings("ignore")]
@@ -41,7 +41,7 @@ def test_limits_that_were_passed(seed: int) -> None:
 
 def test_a_wrong_result_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     state = small_limit_sweep.State(402)
-    monkeypatch.setitem(recompute_sweep.STEPS, "dropout", lambda a, c, bias: a + (type(a) is not Tensor))
+    monkeypatch.setitem(recompute_sweep.STEPS, "dropout", lambda a, c, bias: a + is_fake(a))
     small_limit_sweep.search(state, 1, 60, 1, lambda now: None)
     assert any("differs" in text for text in state.failures.values())
 

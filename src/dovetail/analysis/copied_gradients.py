@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from dovetail.ir.program import Program, TensorMeta, Value
 from dovetail.ir.signature import Constant, Gradient, InputRole, Residual, Tangent
-from dovetail.ir.sizes import Size, product
+from dovetail.ir.sizes import Size, is_dense, product
 
 
 def copied_gradients(forward: Program, backward: Program, leaves: Collection[int]) -> Mapping[int, TensorMeta]:
@@ -52,13 +52,4 @@ def _in_order(meta: TensorMeta) -> tuple[Size, ...]:
 
 def _fills_its_memory(meta: TensorMeta) -> bool:
     """Whether the elements lie without gaps, none on another one."""
-    if meta.stride == _in_order(meta):
-        return True
-    pairs = [(step, size) for step, size in zip(meta.stride, meta.shape, strict=True) if size != 1]
-    known = [(step, size) for step, size in pairs if isinstance(step, int) and isinstance(size, int)]
-    expected = 1
-    for step, size in sorted(known):
-        if step != expected:
-            return False
-        expected *= size
-    return len(known) == len(pairs)
+    return meta.stride == _in_order(meta) or is_dense(meta.shape, meta.stride)
