@@ -206,3 +206,59 @@ def test_as_in_eager_mode(name: str, door: Callable[..., Any]) -> None:
     for one, other in zip(found, wanted, strict=True):
         same = torch.equal(one, other) if isinstance(one, Tensor) and isinstance(other, Tensor) else one == other
         assert same, (one, other)
+
+
+def _tagged(x: Any) -> Tensor:
+    x.tag = 3
+    doubled: Tensor = x * 2
+    return doubled
+
+
+def test_attributes_that_are_written() -> None:
+    with pytest.raises(dovetail.DovetailError, match="DT-CAPTURE-007"):
+        dovetail.compile(_tagged)(torch.ones(2))
+    step = dovetail.compile_step(_tagged)
+    for _ in range(3):
+        x: Any = torch.ones(2)
+        assert torch.equal(step(x), torch.full((2,), 2.0))
+        assert x.tag == 3
+
+
+class Meta(type):
+    def __new__(cls, name: str, bases: tuple[type, ...], space: dict[str, Any]) -> Any:
+        """As Python does it."""
+        return type.__new__(cls, name, bases, space)
+
+    def __call__(cls, *args: Any) -> Any:
+        return type.__call__(cls, *args)
+
+
+class Made(metaclass=Meta):
+    def __init__(self, scale: float = 2.0) -> None:
+        self.scale = scale
+
+    def twice(self) -> Made:
+        return type(self)(self.scale * 2)
+
+
+def _uses_of_type(x: Tensor) -> Tensor:
+    class Kind(type):
+        pass
+
+    made: Any = Kind("made", (), {"scale": 3.0})
+    x = x * Made(1.5).twice().scale * made.scale
+    if isinstance(Made, type) and issubclass(Meta, type) and isinstance(made, Kind) and not isinstance(3, type):
+        x = x + 1
+    x = x * {type: 5.0, int: 2.0}[int] + {type: 5.0, int: 2.0}[type(int)]
+    under = type("under", (Made,), {"more": 4.0})
+    if type(x) == torch.Tensor and type(x).__mro__[0] is torch.Tensor and str(type[int]) == "type[int]":  # noqa: E721
+        x = x * under(2.0).scale * under.more
+    return x
+
+
+@pytest.mark.parametrize("door", [dovetail.compile, dovetail.compile_step])
+def test_type_is_what_it_is_in_python(door: Callable[..., Any]) -> None:
+    compiled = door(_uses_of_type)
+    for _ in range(2):
+        assert torch.equal(compiled(torch.ones(2)), _uses_of_type(torch.ones(2)))
+    assert type is type(Meta).__mro__[0]

@@ -6,7 +6,7 @@ tensor of the call that it was made for: it is kept as long as programs for that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from types import CodeType
@@ -38,6 +38,7 @@ from dovetail.frontends.inputs import specs_with_parts
 from dovetail.frontends.lifted_numbers import PLAIN_NUMBERS, LiftedNumbers
 from dovetail.frontends.structure import Structure, changes, flatten, unflatten
 from dovetail.ir.signature import SizeInput, UserInput
+from dovetail.reach.codes import names_of
 from dovetail.reach.contents import identified
 from dovetail.reach.guard import PythonGuards
 from dovetail.reach.read_numbers import numbers_put
@@ -237,6 +238,7 @@ class CallRecorder:
         watcher = Watcher(refuses=self._watches, on_gradient=on_gradient, stand_ins=given)
         roots = [self._target, *(part for argument in self._arguments for part in identified(argument))]
         try:
+            before = [{*attributes_of(stand_in)} for stand_in in stand_ins[: len(self.sources)]]
             with watcher.watched(roots, written, self._codes) as reads:
                 for slot in self._slots:  # code may put something else there for a while, unseen
                     reads.entry(vars(slot.module)[slot.table], slot.key, type(slot.module).__name__)
@@ -244,6 +246,7 @@ class CallRecorder:
                 self._read_attributes(reads, own, held, stand_ins)
             if refusals:
                 raise refusals[0]
+            _refuse_new_attributes(reads, stand_ins, before)
             if given.has_given and given.asks_types:  # it may have seen that a number is no plain one
                 raise DataDependentControlFlow(operator="int(tensor), where code asks for the types of numbers")
             if self.numbers and given.asks_exact_types:
@@ -318,6 +321,17 @@ def recorded(
             return call, recorder, recording
         modules = [*call.modules, *recorder.more_modules]
         call = Call.of(target, call.leaves, call.structure, modules, has_matrices=call.has_matrices)
+
+
+def _refuse_new_attributes(reads: Reads, stand_ins: Sequence[Any], before: Sequence[Collection[str]]) -> None:
+    """Raises: PythonSideEffect where code has written attributes on inputs, which no call would do again.
+
+    before: names of those that they had; what only the recording has written there is nobody's.
+    """
+    named = frozenset[str]().union(*(names_of(code).attributes for code in reads.codes))
+    for stand_in, known in zip(stand_ins, before, strict=False):
+        for name in sorted((attributes_of(stand_in).keys() - known) & named):
+            raise PythonSideEffect(what=f"set the attribute {name!r} of a tensor")
 
 
 def _has_gradient(item: Any) -> bool:

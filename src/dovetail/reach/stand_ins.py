@@ -20,7 +20,7 @@ import math
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from types import CodeType, FrameType
+from types import CodeType, FrameType, GenericAlias
 from typing import Any
 
 import torch
@@ -131,6 +131,10 @@ class _ClassOfType(type):
 
 class _Type(type, metaclass=_ClassOfType):
     """In the place of Python's `type`."""
+
+    def __class_getitem__(cls, item: Any) -> GenericAlias:
+        """What `type[item]` gives."""
+        return GenericAlias(type, item)
 
 
 _Type.__name__ = _Type.__qualname__ = "type"
