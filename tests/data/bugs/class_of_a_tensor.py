@@ -14,7 +14,7 @@ def program(x):
         made = made * 5
     if type(weight).__name__ == "Parameter" and isinstance(type(x), type) and issubclass(type(x), torch.Tensor):
         made = made - 1
-    if type(type(x)) is type(int) is type and type(x.shape[0]) is int and type("made", (), {})().__class__.__name__ == "made":
+    if type(x.shape[0]) is int:
         made = made * 7
     return made
 
