@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 
+DYNAMO = not torch.__version__.startswith("2.11.")  # whose Dynamo takes another way itself, with any backend
 weight = nn.Parameter(torch.ones(3))
 KINDS = {torch.Tensor: 2.0, nn.Parameter: 3.0}
 
