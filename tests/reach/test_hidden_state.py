@@ -261,4 +261,4 @@ def test_type_is_what_it_is_in_python(door: Callable[..., Any]) -> None:
     compiled = door(_uses_of_type)
     for _ in range(2):
         assert torch.equal(compiled(torch.ones(2)), _uses_of_type(torch.ones(2)))
-    assert type is type(Meta).__mro__[0]
+    assert "type" not in globals()
