@@ -76,20 +76,20 @@ def expand_lists(program: Program) -> tuple[Program, int]:
     nodes: list[Node] = []
     count = 0
     for node in program.nodes:
-        parts = _parts(node) if isinstance(node.target, Overload) else _in_place_parts(node)
+        parts = _parts(node, node.target) if isinstance(node.target, Overload) else _in_place_parts(node)
         count += parts is not None
         nodes += [node] if parts is None else parts
     return program.replace_nodes(tuple(nodes)), count
 
 
-def _parts(node: Node) -> list[Node] | None:
+def _parts(node: Node, target: Overload) -> list[Node] | None:
     lists = [operand for operand in (*node.args, *dict(node.kwargs).values()) if isinstance(operand, list | tuple)]
     results = node.results()
     if not results or any(len(items) != len(node.outputs) for items in lists) or None in node.outputs:
         return None
     if not _is_on_cpu(node):
-        return _short_lists(node, _bounds(results)) if _is_of_elements(node, lists) else None
-    single = _single(node.target) if isinstance(node.target, Overload) else None
+        return _short_lists(node, _bounds(results)) if _is_of_elements(node, target, lists) else None
+    single = _single(target)
     if single is None or any(name not in single.places for name, _ in node.kwargs):
         return None
     return [_one(node, single, index) for index in range(len(results))]
@@ -108,10 +108,10 @@ def _one(node: Node, single: _Single, index: int) -> Node:
     return replace(node, target=single.target, args=args, kwargs=kwargs, outputs=(node.outputs[index],), unpack=False)
 
 
-def _is_of_elements(node: Node, lists: Sequence[Sequence[Operand]]) -> bool:
+def _is_of_elements(node: Node, target: Overload, lists: Sequence[Sequence[Operand]]) -> bool:
     """Whether an operator on lists computes each element by itself, in the kernel for lists."""
-    schema = schema_of(node.target) if isinstance(node.target, Overload) else None
-    if schema is None or schema.namespace != "aten" or not schema.name.startswith(_PREFIX) or schema.is_mutable:
+    schema = schema_of(target)
+    if schema.namespace != "aten" or not schema.name.startswith(_PREFIX) or schema.is_mutable:
         return False
     values = [[item for item in items if isinstance(item, Value) and item.is_tensor] for items in lists]
     tensors = [found for found, items in zip(values, lists, strict=True) if len(found) == len(items)]
