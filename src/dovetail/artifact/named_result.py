@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
+from dataclasses import fields, is_dataclass
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -85,3 +86,27 @@ class NamedResult:
 
 def _again(class_name: str, fields: Mapping[str, Any], is_tuple: bool) -> NamedResult:
     return NamedResult(class_name, fields, is_tuple=is_tuple)
+
+
+ONE = "output"
+"""What the only result of a method is called."""
+
+
+def named_leaves(results: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """What results hold, by name: `output` for one alone, else keys, fields and places joined by points."""
+    parts: Mapping[Any, Any] | None = None
+    if isinstance(results, NamedResult):
+        parts = {key: results[key] for key in NamedResult.keys(results)}
+    elif isinstance(results, Mapping):
+        parts = results
+    elif isinstance(results, tuple) and len(getattr(results, "__match_args__", ())) == len(results) > 0:
+        parts = dict(zip(results.__match_args__, results, strict=True))  # type: ignore[attr-defined]  # a named tuple
+    elif isinstance(results, list | tuple):
+        parts = dict(enumerate(results))
+    elif is_dataclass(results) and not isinstance(results, type):
+        parts = {field.name: getattr(results, field.name) for field in fields(results)}
+    if parts is None:
+        yield name or ONE, results
+        return
+    for key, part in parts.items():
+        yield from named_leaves(part, f"{name}.{key}" if name else str(key))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 import safetensors.torch
@@ -12,13 +11,11 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from dovetail.artifact.named_result import NamedResult
+from dovetail.artifact.named_result import named_leaves
 from dovetail.frontends.freezing.call_form import CallForm
 
 JSON = "application/json"
 SAFETENSORS = "application/safetensors"
-ONE = "output"
-"""What the only result of a method is called."""
 
 
 class BadRequest(Exception):
@@ -47,7 +44,7 @@ def arguments_of(form: CallForm, body: bytes, kind: str) -> tuple[Any, Any]:
 
 def reply_of(results: Any, kind: str) -> bytes:
     """The results of a call, by name: `output` for one alone, else their keys and places."""
-    named = dict(_named(results, ""))
+    named = dict(named_leaves(results))
     if kind == SAFETENSORS:
         tensors = {name: value.contiguous() for name, value in named.items() if isinstance(value, Tensor)}
         return safetensors.torch.save({name: tensor.clone() for name, tensor in tensors.items()})  # some share memory
@@ -104,18 +101,3 @@ def _plain(data: Any) -> Any:
     if isinstance(data, float) and not math.isfinite(data):
         return "NaN" if math.isnan(data) else "Infinity" if data > 0 else "-Infinity"
     return data if isinstance(data, int | float | str | type(None)) else str(data)
-
-
-def _named(results: Any, name: str) -> Iterator[tuple[str, Any]]:
-    parts: Mapping[Any, Any] | None = None
-    if isinstance(results, NamedResult):
-        parts = {key: results[key] for key in NamedResult.keys(results)}
-    elif isinstance(results, Mapping):
-        parts = results
-    elif isinstance(results, list | tuple):
-        parts = dict(enumerate(results))
-    if parts is None:
-        yield name or ONE, results
-        return
-    for key, part in parts.items():
-        yield from _named(part, f"{name}.{key}" if name else str(key))

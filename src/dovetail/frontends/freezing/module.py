@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -23,10 +23,12 @@ from dovetail.torch_compat.modules import calls_only_forward
 
 if TYPE_CHECKING:
     from dovetail.analysis.paired_ratio import PairedRatio
-    from dovetail.frontends.freezing import exporting, saving, timing, weights
+    from dovetail.frontends.freezing import comparison, exporting, saving, timing, weights
     from dovetail.frontends.freezing.call_form import CallForm
+    from dovetail.frontends.freezing.comparison import Comparison
     from dovetail.frontends.freezing.weights import Sources
 else:
+    comparison = deferred("dovetail.frontends.freezing.comparison")
     exporting = deferred("dovetail.frontends.freezing.exporting")
     saving, timing = deferred("dovetail.frontends.freezing.saving"), deferred("dovetail.frontends.freezing.timing")
     weights = deferred("dovetail.frontends.freezing.weights")
@@ -189,6 +191,27 @@ class FrozenModule(torch.nn.Module):
         """
         kept = saving.Contents(self._name, self._running.frozen, self._pool, self._sources, self._generation())
         saving.save(kept, path)
+
+    def compare_with(
+        self, reference: Callable[..., Any], calls: Iterable[Any], *, method: str = "forward"
+    ) -> Comparison:
+        """How far a method's results are from a model's: cosines, errors and equal predictions, over calls you give.
+
+        Args:
+            reference: the model that was frozen, or the bound method of it.
+            calls: the arguments of each call: a tensor, a tuple, or a mapping of arguments by name. Both compute all of
+                them, without gradients.
+            method: which of the frozen methods.
+
+        Raises: BadOptionValue if there is no call, or if results differ in structure or shapes; FrozenIsFixed for a
+            method that was not frozen, or if calls change state, which the next call would read.
+        """
+        if method not in self._methods:
+            raise FrozenIsFixed(what=f"compare {method}, which was not frozen (it has {', '.join(self._methods)})")
+        if self.is_stateful:
+            raise FrozenIsFixed(what="be compared call by call: its calls change its state")
+        made: Comparison = comparison.compare(partial(self._call, method), reference, calls)
+        return made
 
     def export(self, method: str = "forward") -> torch.export.ExportedProgram:
         """A method as a torch.export program, for sizes above 1 where they are symbolic.
