@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dovetail.artifact.target_text import read_target, target_text
-from dovetail.ops import packed, prims
+from dovetail.ops import packed, packing, prims
 from dovetail.ops.facts import facts_of
 from dovetail.torch_compat import onednn
 from dovetail.torch_compat.fakes import new_fake_mode
@@ -114,6 +114,6 @@ def test_facts_and_text() -> None:
     for prim in (prims.PACK_LINEAR, prims.PACK_CONV, prims.packed_linear("gelu"), prims.packed_conv("none")):
         assert facts_of(prim).is_pure
         assert read_target(target_text(prim)) is prim
-    assert packed.is_packing(prims.PACK_CONV)
-    assert packed.takes_packed(prims.packed_conv("relu"))
-    assert not packed.takes_packed(prims.PACK_LINEAR)
+    assert packing.is_packing(prims.PACK_CONV)
+    assert packing.takes_packed(prims.packed_conv("relu"))
+    assert not packing.takes_packed(prims.PACK_LINEAR)

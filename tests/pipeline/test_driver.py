@@ -203,6 +203,8 @@ def test_passes_whose_results_differ_by_rounding_say_so() -> None:
     specs = {spec.name: spec for passes in PASSES.values() for spec in passes.specs}
     rounding = {name for name, spec in specs.items() if spec.tier == "numerics"}
     assert rounding == {"fold_batch_norms", "merge_linears", "channels_last", "prepack", "chunk_rows"}
+    fewer_bits = {name for name, spec in specs.items() if spec.tier == "precision"}
+    assert fewer_bits == {"quantize", "narrow"}
 
 
 @pytest.mark.parametrize("kind", list(PASSES))

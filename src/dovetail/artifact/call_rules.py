@@ -27,6 +27,15 @@ from dovetail.ir.sizes import SizeExpr
 from dovetail.ir.sub_programs import WithSubPrograms
 from dovetail.ops import prims
 from dovetail.ops.packed import PACK_CONV, PACK_LINEAR, PackedConv, PackedLinear
+from dovetail.ops.quantized import (
+    PACK_INT8,
+    QUANTIZE_ROWS,
+    QUANTIZE_WEIGHT,
+    ROW_RANGES,
+    ROW_SCALES,
+    WEIGHT_SUMS,
+    Int8Linear,
+)
 from dovetail.ops.transfers import FETCH, FETCHED, SPILL, SPILLED
 from dovetail.torch_compat.dispatch import Argument, Overload, schema_of, tags_of
 from dovetail.torch_compat.symbols import number_function_text
@@ -55,6 +64,10 @@ _CONV_SIZES = ("padding: List[int]", "stride: List[int]", "dilation: List[int]",
 _CONV = _arguments(
     "x: Tensor", "weight: Tensor", "bias: Optional[Tensor]", *_CONV_SIZES, "addend: Optional[Tensor]", optional=1
 )
+_INT8 = _arguments(
+    *("x: Tensor", "weight: Tensor", "ranges: Tensor", "scales: Tensor", "sums: Tensor", "bias: Optional[Tensor]"),
+    optional=1,
+)
 _OF_PRIMS: Mapping[Prim, tuple[Argument, ...]] = {
     prims.GET_RNG_STATE: (),
     prims.SET_RNG_STATE: _arguments("state: Tensor"),
@@ -73,6 +86,12 @@ _OF_PRIMS: Mapping[Prim, tuple[Argument, ...]] = {
     FETCH: _arguments("token: Tensor", "shape: List[int]", "stride: List[int]", "dtype: ScalarType"),
     FETCHED: _arguments("y: Tensor", "token: Tensor"),
     PACK_LINEAR: _arguments("weight: Tensor", "rows: Optional[int]", optional=1),
+    PACK_INT8: _arguments("weight: Tensor", "rows: Optional[int]", optional=1),
+    ROW_SCALES: _arguments("weight: Tensor"),
+    ROW_RANGES: _arguments("x: Tensor"),
+    QUANTIZE_ROWS: _arguments("x: Tensor", "ranges: Tensor"),
+    WEIGHT_SUMS: _arguments("levels: Tensor", "scales: Tensor"),
+    QUANTIZE_WEIGHT: _arguments("weight: Tensor", "scales: Tensor"),
     PACK_CONV: _arguments("weight: Tensor", *_CONV_SIZES, "input_size: Optional[List[int]]", optional=1),
 }
 
@@ -114,7 +133,7 @@ class Calls:
     def _of_prim(self, prim: Prim) -> tuple[Argument, ...]:
         op = wrapped_operator(prim)
         if op is None:
-            packed = {PackedLinear: _LINEAR, PackedConv: _CONV}
+            packed = {PackedLinear: _LINEAR, PackedConv: _CONV, Int8Linear: _INT8}
             return packed[type(prim.run)] if type(prim.run) in packed else _OF_PRIMS[prim]
         arguments = schema_of(op).arguments
         if isinstance(prim.run, prims.ViewScatter):

@@ -78,7 +78,7 @@ class NoSources(DovetailError):
 
 
 class FrozenElsewhere(DovetailError):
-    """A file holds a frozen program for another torch version, or for a device that is missing."""
+    """A file holds a frozen program for another torch version, or for a device or instructions that are missing."""
 
     code = "DT-FREEZE-010"
     summary = "{path} is for {wanted}, but this machine has {found}."

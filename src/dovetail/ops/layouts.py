@@ -16,7 +16,7 @@ import torch
 
 from dovetail.ir.program import Node, Target
 from dovetail.ops.facts import facts_of, writes_of
-from dovetail.ops.packed import takes_packed
+from dovetail.ops.packing import takes_packed
 from dovetail.torch_compat.dispatch import Overload, schema_of, tags_of
 
 FOLLOWING = frozenset(

@@ -31,11 +31,13 @@ def _hardtanh_6(x: torch.Tensor) -> torch.Tensor:
 
 
 def _gelu(x: torch.Tensor) -> torch.Tensor:
-    return torch.nn.functional.gelu(x)
+    made: torch.Tensor = torch.ops.aten.gelu_.default(x)
+    return made
 
 
 def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
-    return torch.nn.functional.gelu(x, approximate="tanh")
+    made: torch.Tensor = torch.ops.aten.gelu_.default(x, approximate="tanh")
+    return made
 
 
 def _silu(x: torch.Tensor) -> torch.Tensor:
@@ -86,10 +88,10 @@ class PackedLinear:
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         if not onednn.is_packed(weight):
-            return _applied(self.activation, torch.nn.functional.linear(x.contiguous(), weight, bias))
+            return applied(self.activation, torch.nn.functional.linear(x.contiguous(), weight, bias))
         if onednn.fuses(self.activation):
             return onednn.packed_linear(x, weight, bias, self.activation)
-        return _applied(self.activation, onednn.packed_linear(x, weight, bias))
+        return applied(self.activation, onednn.packed_linear(x, weight, bias))
 
 
 @cache
@@ -99,7 +101,7 @@ def packed_linear(activation: str) -> Prim:
     Raises: ValueError for an unknown activation.
     """
     name = "packed_linear" if activation == "none" else f"packed_linear_{activation}"
-    return Prim(name, PackedLinear(_known(activation)), f"prims.packed_linear({activation!r})")
+    return Prim(name, PackedLinear(checked_activation(activation)), f"prims.packed_linear({activation!r})")
 
 
 # --- convolution ------------------------------------------------------------------------------------------------------
@@ -143,11 +145,11 @@ class PackedConv:
     ) -> torch.Tensor:
         if not onednn.is_packed(weight):
             made = self._plain(x, weight, bias, padding, stride, dilation, groups)
-            return _applied(self.activation, made if addend is None else made.add_(addend))
+            return applied(self.activation, made if addend is None else made.add_(addend))
         if addend is None and onednn.fuses(self.activation):
             return onednn.packed_conv(x, weight, bias, padding, stride, dilation, groups, activation=self.activation)
         made = onednn.packed_conv(x, weight, bias, padding, stride, dilation, groups, addend=addend)
-        return _applied(self.activation, made)
+        return applied(self.activation, made)
 
     def _plain(
         self,
@@ -171,24 +173,16 @@ def packed_conv(activation: str) -> Prim:
     activation: of `ACTIVATIONS`. Raises: ValueError for an unknown activation.
     """
     name = "packed_conv" if activation == "none" else f"packed_conv_{activation}"
-    return Prim(name, PackedConv(_known(activation)), f"prims.packed_conv({activation!r})")
+    return Prim(name, PackedConv(checked_activation(activation)), f"prims.packed_conv({activation!r})")
 
 
-def is_packing(target: object) -> bool:
-    """Whether a primitive gives an opaque packed weight."""
-    return target is PACK_LINEAR or target is PACK_CONV
-
-
-def takes_packed(target: object) -> bool:
-    """Whether a primitive reads a packed weight."""
-    return isinstance(target, Prim) and isinstance(target.run, PackedLinear | PackedConv)
-
-
-def _known(activation: str) -> str:
+def checked_activation(activation: str) -> str:
+    """The activation. Raises: ValueError unless it is of `ACTIVATIONS`."""
     if activation not in ACTIVATIONS:
         raise ValueError(f"no activation {activation!r}; there are {', '.join(sorted(ACTIVATIONS))}")
     return activation
 
 
-def _applied(activation: str, made: torch.Tensor) -> torch.Tensor:
+def applied(activation: str, made: torch.Tensor) -> torch.Tensor:
+    """A tensor that nobody else has seen, with an activation of `ACTIVATIONS` applied in place."""
     return made if activation == "none" else _ACTIVATIONS[activation](made)

@@ -15,22 +15,28 @@ if TYPE_CHECKING:
         fold_batch_norms,
         fold_constants,
         merge_linears,
+        narrow,
         plan_channels_last,
         plan_fold_batch_norms,
         plan_fold_constants,
         plan_inplace,
         plan_merge_linears,
+        plan_narrow,
         plan_prepack,
+        plan_quantize,
         plan_remove_dropout,
         plan_views_to_reshapes,
         prepack,
+        quantize,
         reinplace,
         remove_dropout,
         verify_inplace,
         views_to_reshapes,
     )
     from dovetail.passes.inplace_report import InplaceReport
+    from dovetail.passes.narrow import NarrowReport
     from dovetail.passes.prepack import PrepackReport
+    from dovetail.passes.quantize import QuantizeReport
     from dovetail.passes.remove_dropout import DropoutReport
     from dovetail.passes.views_to_reshapes import ViewsToReshapesReport
 
@@ -40,21 +46,27 @@ __all__ = [
     "FoldDecision",
     "FoldingPlan",
     "InplaceReport",
+    "NarrowReport",
     "PrepackReport",
+    "QuantizeReport",
     "ViewsToReshapesReport",
     "channels_last",
     "fold_batch_norms",
     "fold_constants",
     "merge_linears",
+    "narrow",
     "plan_channels_last",
     "plan_fold_batch_norms",
     "plan_fold_constants",
     "plan_inplace",
     "plan_merge_linears",
+    "plan_narrow",
     "plan_prepack",
+    "plan_quantize",
     "plan_remove_dropout",
     "plan_views_to_reshapes",
     "prepack",
+    "quantize",
     "reinplace",
     "remove_dropout",
     "verify_inplace",
@@ -67,7 +79,9 @@ _REPORTS = {
     "FoldDecision": "fold_plan",
     "FoldingPlan": "fold_plan",
     "InplaceReport": "inplace_report",
+    "NarrowReport": "narrow",
     "PrepackReport": "prepack",
+    "QuantizeReport": "quantize",
     "ViewsToReshapesReport": "views_to_reshapes",
 }
 

@@ -25,7 +25,7 @@ from dovetail.ir.signature import Constant, InputMutation, SharedBytes
 from dovetail.ir.sub_programs import WithSubPrograms
 from dovetail.ir.text import identifier
 from dovetail.ops.facts import facts_of, is_reinterpretation, runs_in_grad_mode, writes_of, written_values
-from dovetail.ops.packed import is_packing
+from dovetail.ops.packing import is_packing
 from dovetail.ops.prims import InGradMode
 from dovetail.torch_compat.dispatch import HigherOrder, Overload, schema_of
 

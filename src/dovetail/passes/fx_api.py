@@ -36,9 +36,13 @@ from dovetail.passes.inplace import apply_plan, choose_plan
 from dovetail.passes.inplace_report import InplaceReport, report_of
 from dovetail.passes.merge_linears import MergeLinearsReport
 from dovetail.passes.merge_linears import merge_linears as merge_in_program
+from dovetail.passes.narrow import NarrowReport
+from dovetail.passes.narrow import narrow as narrowed
 from dovetail.passes.on_graphs import Rewrite, constants_of, contents_of, on_graphs, rewritten, with_constants
 from dovetail.passes.prepack import PrepackReport
 from dovetail.passes.prepack import prepack as prepacked
+from dovetail.passes.quantize import QuantizeReport
+from dovetail.passes.quantize import quantize as quantized
 from dovetail.passes.remove_dropout import DropoutReport
 from dovetail.passes.remove_dropout import remove_dropout as remove_dropout_of
 from dovetail.passes.view_copies import split_view_copies
@@ -298,8 +302,32 @@ def prepack(lifted: Lifted) -> Rewrite[PrepackReport]:
     return rewritten(lifted, prepacked(*with_constants(lifted)))
 
 
+@on_graphs
+def quantize(lifted: Lifted) -> Rewrite[QuantizeReport]:
+    """A graph module whose products by weights that it holds are of 8-bit integers, where that pays.
+
+    Results have fewer correct bits. Weights are rounded in each call until the nodes that the report names are folded.
+    Not checked: that this processor has exact products of 8-bit integers. Arguments, results, errors and cost are those
+    of `channels_last`.
+    """
+    require_functional(lifted.program)
+    return rewritten(lifted, quantized(*with_constants(lifted)))
+
+
+@on_graphs
+def narrow(lifted: Lifted) -> Rewrite[NarrowReport]:
+    """A graph module whose products and convolutions by weights that it holds are in bfloat16, where that pays.
+
+    As `quantize`, but for the format.
+    """
+    require_functional(lifted.program)
+    return rewritten(lifted, narrowed(*with_constants(lifted)))
+
+
 plan_channels_last = channels_last.plan
+plan_narrow = narrow.plan
 plan_prepack = prepack.plan
+plan_quantize = quantize.plan
 
 
 def views_to_reshapes(gm: fx.GraphModule) -> fx.GraphModule:

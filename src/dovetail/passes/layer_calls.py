@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from dovetail.ir.program import Node, Program, Value
+from dovetail.ir.program import Node, Program, Value, values_in
 from dovetail.ir.sizes import Size
 from dovetail.ops.arguments import arguments_of
 from dovetail.ops.layouts import is_reshaping_view
@@ -65,6 +65,17 @@ class Uses:
         """The node that reads the value once, if nobody else reads it."""
         users = self.users.get(value, [])
         return users[0] if len(users) == 1 else None
+
+
+def uses_of(program: Program) -> Uses:
+    """Who makes and who reads each value of a program."""
+    users: dict[Value, list[Node | None]] = {}
+    for node in program.nodes:
+        for value in node.operands():
+            users.setdefault(value, []).append(node)
+    for value in values_in(program.outputs):
+        users.setdefault(value, []).append(None)
+    return Uses(program.producers(), users)
 
 
 def linear_call_of(node: Node, uses: Uses, constants: Collection[Value]) -> LinearCall | str | None:

@@ -31,14 +31,20 @@ import torch
 from dovetail.analysis.constant_values import constant_values
 from dovetail.analysis.infer import MetaInference
 from dovetail.analysis.propagate_layouts import LayoutPropagation
-from dovetail.ir.program import Node, Program, Value, values_in
-from dovetail.ir.sizes import Size
+from dovetail.ir.program import Node, Program, Value
 from dovetail.ops.packed import PACK_CONV, PACK_LINEAR, packed_conv, packed_linear
 from dovetail.passes.convolution_forms import has_channels_last
 from dovetail.passes.dead_code import remove_dead_code
-from dovetail.passes.layer_calls import ConvolutionCall, LinearCall, Uses, convolution_calls, linear_call_of
+from dovetail.passes.layer_calls import ConvolutionCall, LinearCall, convolution_calls, linear_call_of, uses_of
+from dovetail.passes.layer_rewrites import (
+    expected_size,
+    expected_sizes,
+    grows,
+    multiplications,
+    shown_through,
+    unflattened,
+)
 from dovetail.torch_compat.onednn import has_onednn
-from dovetail.torch_compat.symbols import SYMBOLIC_TYPES, hint_of
 
 aten = torch.ops.aten
 
@@ -47,9 +53,8 @@ aten = torch.ops.aten
 _FEWEST_ROWS = 4
 _LARGE_WEIGHT = 1 << 18
 _LARGE_PRODUCT = 1 << 24
-# Multiplications of a convolution. One of several groups gains always; for a symbolic size, this one is expected.
+# Multiplications of a convolution. One of several groups gains always.
 _LARGE_CONVOLUTION = 1 << 20
-_USUAL_SIZE = 14
 
 _NO_ONEDNN = "NO-ONEDNN: this torch has no kernels for packed weights"
 
@@ -117,14 +122,8 @@ class _Plan:
 
 
 def _plan(program: Program, known: frozenset[Value], left: list[tuple[str, str]]) -> _Plan:
-    users: dict[Value, list[Node | None]] = {}
-    for node in program.nodes:
-        for value in node.operands():
-            users.setdefault(value, []).append(node)
-    for value in values_in(program.outputs):
-        users.setdefault(value, []).append(None)
-    producers = program.producers()
-    uses = Uses(producers, users)
+    uses = uses_of(program)
+    producers = uses.producers
     linears: dict[Node, LinearCall] = {}
     for node in program.nodes:
         call = linear_call_of(node, uses, known)
@@ -138,38 +137,14 @@ def _plan(program: Program, known: frozenset[Value], left: list[tuple[str, str]]
     small = {
         call: reason
         for call in calls
-        if (reason := _too_small_convolution(call) or _grows(call.form.weight, producers)) is not None
+        if (reason := _too_small_convolution(call) or grows(call.form.weight, producers)) is not None
     }
     left.extend((call.form.result.name, reason) for call, reason in small.items())
     return _Plan(linears, {call.nodes[-1]: call for call in calls if call not in small})
 
 
 def _left_alone(call: LinearCall, producers: Mapping[Value, Node]) -> str | None:
-    return _too_small(call) or _grows(call.matrix, producers)
-
-
-def _grows(weight: Value, producers: Mapping[Value, Node]) -> str | None:
-    """Why a packed weight would be larger than the constants that it is computed from: those of few bits stay so."""
-    sources: set[Value] = set()
-    stack, seen = [weight], {weight}
-    while stack:
-        value = stack.pop()
-        if value not in producers:
-            sources.add(value)
-            continue
-        stack += [operand for operand in producers[value].operands() if operand not in seen]
-        seen.update(stack)
-    given = sum({source.tensor.storage: _spanned_bytes(source) for source in sources if source.is_tensor}.values())
-    needed = _spanned_bytes(weight)
-    return f"GROWS: {needed} bytes in place of {given}" if needed > given else None
-
-
-def _spanned_bytes(value: Value) -> int:
-    """Bytes of the elements that do not share memory with others by a stride of 0."""
-    meta, count = value.tensor, 1
-    for size, step in zip(meta.shape, meta.stride, strict=True):
-        count *= size if isinstance(size, int) and step != 0 else 1
-    return count * meta.dtype.itemsize
+    return _too_small(call) or grows(call.matrix, producers)
 
 
 def _too_small(call: LinearCall) -> str | None:
@@ -184,10 +159,7 @@ def _too_small(call: LinearCall) -> str | None:
 
 def _too_small_convolution(call: ConvolutionCall) -> str | None:
     """Why a convolution is not worth a packed weight."""
-    images, _, *space = call.form.result.tensor.shape
-    work = images if isinstance(images, int) else 1
-    for size in (*space, *call.form.weight.tensor.shape):
-        work *= size if isinstance(size, int) else _USUAL_SIZE
+    work = multiplications(call)
     is_large = work >= _LARGE_CONVOLUTION or call.form.groups > 1
     return None if is_large else f"SMALL: {work} multiplications are faster with the plain weight"
 
@@ -237,22 +209,13 @@ class _Packer:
     def multiply(self, call: LinearCall) -> None:
         """Add the packed call, and give its result the shape that it had."""
         state, first = self.state, call.nodes[0]
-        x, shown = state.current(call.x), self._unflattened(call)
-        views = call.views if shown is None else ()
+        whole = unflattened(call, self._producers)
+        x, views = (call.x, call.views) if whole is None else (whole, ())
         bias = None if call.bias is None else state.current(call.bias)
-        args = (x if shown is None else shown, self._packed_matrix(call), bias)
+        args = (state.current(x), self._packed_matrix(call), bias)
         name = (call.result if not views else first.results()[0]).name
         node = state.maker.call(packed_linear(call.activation), args, name=name, origin=first.origin, phase=first.phase)
-        for view in views:
-            (made,) = node.results()
-            state.add(node)
-            again = state.described(
-                Node(
-                    view.target, (made, *view.args[1:]), view.kwargs, view.outputs, phase=view.phase, origin=view.origin
-                )
-            )
-            assert again is not None, "a view of what is contiguous stays one"
-            node = again
+        node = shown_through(state, node, views)
         state.stand_in(node, call.nodes[-1].outputs)
         self.linears.append(state.current(call.result).name)
         self._note(call.result, call.activation, None)
@@ -265,7 +228,7 @@ class _Packer:
             self.converted.append(x.name)
         geometry = (form.padding, form.stride, form.dilation, form.groups)
         weight = state.current(form.weight)
-        packed = self._packed(PACK_CONV, weight, (*geometry, self._expected(x.tensor.shape)), form.node)
+        packed = self._packed(PACK_CONV, weight, (*geometry, expected_sizes(x.tensor.shape, self._infer)), form.node)
         bias = None if form.bias is None else state.current(form.bias)
         addend = () if call.addend is None else (state.current(call.addend),)
         args = (x, packed, bias, *geometry, *addend)
@@ -278,7 +241,7 @@ class _Packer:
     # --- weights ------------------------------------------------------------------------------------------------
 
     def _packed_matrix(self, call: LinearCall) -> Value:
-        first, rows = call.nodes[0], self._hint(call.x.tensor.shape[0])
+        first, rows = call.nodes[0], expected_size(call.x.tensor.shape[0], self._infer)
         weight = None if call.weight is None else self.state.current(call.weight)
         if weight is None:
             matrix = self.state.current(call.matrix)
@@ -300,31 +263,7 @@ class _Packer:
 
     # --- operands -----------------------------------------------------------------------------------------------
 
-    def _unflattened(self, call: LinearCall) -> Value | None:
-        """What the input is a flat view of, if the call gives the right shape for that."""
-        view = self._producers.get(call.x)
-        if view is None or not view.args or not isinstance(view.args[0], Value) or not call.views:
-            return None
-        whole = view.args[0]
-        if view.results()[0].tensor.storage != whole.tensor.storage or call.shape[:-1] != whole.tensor.shape[:-1]:
-            return None
-        is_flat = whole.tensor.shape[-1:] == call.x.tensor.shape[-1:] and len(call.x.tensor.shape) == 2
-        return self.state.current(whole) if is_flat and view.target in _FLATTENING else None
-
-    def _expected(self, sizes: tuple[Size, ...]) -> list[int] | None:
-        hints = [self._hint(size) for size in sizes]
-        known = [hint for hint in hints if hint is not None]
-        return known if len(known) == len(hints) else None
-
-    def _hint(self, size: Size) -> int | None:
-        number = self._infer.materialize(size)
-        hint = hint_of(number) if isinstance(number, SYMBOLIC_TYPES) else number
-        return hint if isinstance(hint, int) else None
-
     def _note(self, result: Value, activation: str, addend: Value | None) -> None:
         if activation != "none" or addend is not None:
             added = "" if addend is None else self.state.current(addend).name
             self.fused.append((self.state.current(result).name, activation, added))
-
-
-_FLATTENING = frozenset({aten.view.default, aten._unsafe_view.default})

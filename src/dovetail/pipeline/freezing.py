@@ -20,7 +20,7 @@ from dovetail.ir.calling import CallPlan
 from dovetail.ir.draft import Draft
 from dovetail.ir.plan_inputs import renumbered
 from dovetail.ir.program import Node, Operand, Program, Value, values_in
-from dovetail.ops.packed import is_packing
+from dovetail.ops.packing import is_packing, unpacks
 from dovetail.partition.policy import Mark, Policy
 from dovetail.partition.split import split_by_phase
 from dovetail.pipeline.copies_back import carry_out_writes
@@ -30,6 +30,7 @@ from dovetail.pipeline.held import FROZEN
 from dovetail.pipeline.memory_limit import MemoryLimit, memory_limit
 from dovetail.pipeline.options import Options
 from dovetail.pipeline.passes import PASSES, Context
+from dovetail.torch_compat import onednn_low_precision
 
 if TYPE_CHECKING:
     from dovetail.execute import needs
@@ -43,37 +44,63 @@ else:
 _fold_constants, _fold_plan = deferred("dovetail.passes.fold_constants"), deferred("dovetail.passes.fold_plan")
 
 _BY_NAME = frozenset({"merge_linears"})  # does not pay on every machine; see its page
+_FEWER_BITS = {"int8": "quantize", "bf16": "narrow"}
 
 
 def chosen_passes(wish: str | Sequence[str]) -> tuple[str, ...]:
-    """The names of the passes that are asked for. wish: "bitwise", "fast", or names.
+    """The names of the passes that are asked for. wish: "bitwise", "fast", "int8", "bf16", or names.
 
-    Raises: BadOptionValue for a name that does not exist.
+    Raises: BadOptionValue for a name that does not exist, and for what this processor cannot compute as it should.
     """
     known = {spec.name: spec.tier for spec in PASSES["frozen"].specs}
-    if wish == "fast":
-        return tuple(name for name in known if name not in _BY_NAME)
     if wish == "bitwise":
         return tuple(name for name, tier in known.items() if tier == wish)
     names = (wish,) if isinstance(wish, str) else tuple(wish)
+    if isinstance(wish, str) and (wish == "fast" or wish in _FEWER_BITS):
+        fast = [name for name, tier in known.items() if tier != "precision" and name not in _BY_NAME]
+        names = (*fast, _FEWER_BITS.get(wish, "prepack"))
     for name in names:
         if name not in known:
-            expected = f'"bitwise", "fast", or names from {", ".join(known)}'
+            expected = f'"bitwise", "fast", "int8", "bf16", or names from {", ".join(known)}'
             raise BadOptionValue(option="passes", value=name, reason="there is no such pass", expected=expected)
+    _refuse_what_is_missing(wish, names)
     return tuple(name for name in known if name in names)
 
 
-def simplify(program: Program, passes: Collection[str], context: Context, dump: Dump) -> tuple[Program, frozenset[str]]:
+def _refuse_what_is_missing(wish: object, names: Collection[str]) -> None:
+    reason = None
+    if "quantize" in names and not onednn_low_precision.multiplies_int8():
+        reason = "this processor, or this torch, has no exact products of 8-bit integers (VNNI, and oneDNN)"
+    elif "narrow" in names and not onednn_low_precision.multiplies_bfloat16():
+        reason = "this processor, or this torch, has no instructions for bfloat16 (AVX512_BF16, and oneDNN)"
+    if reason is not None:
+        raise BadOptionValue(option="passes", value=wish, reason=reason, expected='"fast"')
+
+
+def refuse_unchanged(wish: object, reports: Sequence[Any]) -> None:
+    """Raises: BadOptionValue where fewer bits were asked for and no layer of any program computes in them."""
+    counts = [report for report in reports if hasattr(report, "changed")]
+    if not counts or any(report.changed for report in counts):
+        return
+    reasons = [f"{name}: {reason}" for report in counts for name, reason in report.left]
+    shown = "; ".join(reasons[:3]) or "it multiplies by no constant weight"
+    reason = f"no layer of this model would compute in fewer bits ({shown})"
+    raise BadOptionValue(option="passes", value=wish, reason=reason, expected='"fast"')
+
+
+def simplify(
+    program: Program, passes: Collection[str], context: Context, dump: Dump
+) -> tuple[Program, frozenset[str], list[Any]]:
     """The program after the passes that every program goes through, and after the passes of freezing with these names.
 
-    Also gives the names of values that must become constants.
+    Also gives the names of values that must become constants, and the reports of the passes of freezing.
     """
     dump.step("functional", program)
     program, _ = run_passes("joint", program, context, dump)
     program, records = run_passes("frozen", program, context, dump, only=passes)
-    reports: list[Any] = [record.details for record in records]
+    reports: list[Any] = [record.details for record in records if record.details is not None]
     asked = (set(report.asked) - set(getattr(report, "opaque", ())) for report in reports)
-    return program, frozenset[str]().union(*asked)
+    return program, frozenset[str]().union(*asked), reports
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +279,9 @@ def _packed_from(programs: Sequence[Program], plan: FoldingPlan) -> dict[str, st
     for program, numbers in zip(programs, plan.pool.of, strict=True):
         for node in _packings(program):
             source, number = node.args[0], numbers.get(node.results()[0])
-            if isinstance(source, Value) and source in program.inputs and number in names:
+            if not isinstance(source, Value) or not unpacks(node.target):
+                continue
+            if source in program.inputs and number in names:
                 found[source.name] = names[number]
     return found
 

@@ -48,13 +48,15 @@ _early_updates = deferred("dovetail.passes.early_updates")
 _fold_batch_norms = deferred("dovetail.passes.fold_batch_norms")
 _merge_linears = deferred("dovetail.passes.merge_linears")
 _needs = deferred("dovetail.execute.needs")
+_narrow = deferred("dovetail.passes.narrow")
 _no_ops = deferred("dovetail.passes.no_ops")
 _overlap = deferred("dovetail.passes.overlap")
 _prepack = deferred("dovetail.passes.prepack")
+_quantize = deferred("dovetail.passes.quantize")
 _remove_dropout = deferred("dovetail.passes.remove_dropout")
 _row_blocks = deferred("dovetail.passes.row_blocks")
 
-Tier: TypeAlias = Literal["bitwise", "numerics"]
+Tier: TypeAlias = Literal["bitwise", "numerics", "precision"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +90,9 @@ Run: TypeAlias = Callable[[Program, Context], tuple[Program, Any]]
 class PassSpec:
     """A pass. run: gives the program that it makes, or the given one where it changes nothing, and a report.
 
-    tier: whether results keep every bit, or differ by rounding. accepts: stages of programs that it takes. yields: the
-    stage of what it makes; None: that of what it was given. weighs_itself: the program that it makes is the better one,
-    whatever the simulated peak is before later passes.
+    tier: whether results keep every bit, differ by rounding, or have fewer correct bits. accepts: stages of programs
+    that it takes. yields: the stage of what it makes; None: that of what it was given. weighs_itself: the program that
+    it makes is the better one, whatever the simulated peak is before later passes.
     """
 
     name: str
@@ -243,6 +245,8 @@ PASSES: dict[str, PassList] = {
                 None,
                 _over_constants(_merge_linears, "merge_linears"),
             ),
+            PassSpec("quantize", "precision", _FUNCTIONAL, None, _over_constants(_quantize, "quantize")),
+            PassSpec("narrow", "precision", _FUNCTIONAL, None, _over_constants(_narrow, "narrow")),
             PassSpec(
                 "channels_last",
                 "numerics",

@@ -41,6 +41,7 @@ from dovetail.pipeline.freezing import (
     finish,
     fold,
     refuse_idle_policy,
+    refuse_unchanged,
     simplify,
     within_limit,
 )
@@ -86,7 +87,9 @@ def freeze(  # noqa: PLR0913 (all that a user may say of one program)
             never holds more than the model and a second form of one layer.
         keep_sources: "memory" or "file": keep the original weights, for `source_state_dict` and partial
             `swap_weights`.
-        passes: "bitwise": those that keep every bit. "fast": all. Or names of passes; see docs/freezing.md.
+        passes: "bitwise": those that keep every bit. "fast": those that change rounding, too. "int8", "bf16": these,
+            and constant weights are multiplied in fewer bits (`accuracy` of the result says what that costs). Or
+            names of passes; see docs/freezing.md.
         on_stale: what a call does after the model's weights have changed: "error", "refresh" (fold again), or
             "ignore": the program holds copies, and does not check.
         on_grad: what a call does if gradients are enabled and an input requires one: "raise", or run the "original".
@@ -113,7 +116,7 @@ def freeze(  # noqa: PLR0913 (all that a user may say of one program)
     refuse_not_freezable(target)
     with torch.inference_mode(False), torch.no_grad():  # constants are used outside that mode, too
         examples = examples_of(target, example_inputs, FrozenModule, example_kwargs)
-        return _Freezing(target, resolved, names, settings).run(examples, dynamic_shapes)
+        return _Freezing(target, resolved, names, settings, passes).run(examples, dynamic_shapes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,13 +153,18 @@ class _Lowering:
     recorded: Recorded
     unfolded: Unfolded
     dump: Dump
+    reports: Sequence[Any]
 
 
 class _Freezing:
     """One run of `freeze`."""
 
-    def __init__(self, model: torch.nn.Module, options: Options, passes: Sequence[str], settings: _Settings) -> None:
+    def __init__(
+        self, model: torch.nn.Module, options: Options, passes: Sequence[str], settings: _Settings, wish: object
+    ) -> None:
+        """wish: the passes as they were asked for."""
         self._model = model
+        self._wish = wish
         self._passes = passes
         self._settings = settings
         self._compile_trace = options.compile_trace or CompileTrace()
@@ -189,6 +197,7 @@ class _Freezing:
         everything = [one for recorded, _ in found.values() for one in recorded]
         lasting = self._pool.sharing(name for one in everything for name in one.lasting)
         lowerings = [self._lower(one, lasting) for one in everything]
+        refuse_unchanged(self._wish, [report for lowering in lowerings for report in lowering.reports])
         persistent = frozenset(self._model.state_dict(keep_vars=True))
         originals = self._settle(lasting)
         sources = self._kept = self._sources(persistent)
@@ -228,9 +237,9 @@ class _Freezing:
         )
         constants = frozenset(value.name for value in one.program.inputs[len(one.arguments) :]) - lasting
         context = Context(self._options, one.hints, constants=constants, infer=one.infer, contents=self._pool.tensors)
-        program, asked = simplify(one.program, self._passes, context, dump)
+        program, asked, reports = simplify(one.program, self._passes, context, dump)
         unfolded = Unfolded(program, one.plan, asked, len(one.arguments))
-        return _Lowering(one, unfolded, dump)
+        return _Lowering(one, unfolded, dump, reports)
 
     def _running_context(self, lowering: _Lowering, held_bytes: int) -> Context:
         """What is known of a program that runs. held_bytes: of weights."""

@@ -44,7 +44,8 @@ from dovetail.ir.program import Phase, Program, Stage, TensorMeta, Value, meta_s
 from dovetail.ir.signature import InputMutation
 from dovetail.ir.sizes import Scalar
 from dovetail.ops import prims
-from dovetail.ops.packed import is_packing, takes_packed
+from dovetail.ops.packing import is_packing, takes_packed
+from dovetail.ops.quantized import computes_in_int8
 from dovetail.passes.collection import collection_paused
 from dovetail.pipeline.doors import LOAD
 from dovetail.pipeline.driver import PASS_NAMES
@@ -53,6 +54,7 @@ from dovetail.pipeline.executor_list import make_executors
 from dovetail.pipeline.freezing import Folded, Unfolded, finish
 from dovetail.pipeline.options import Options, resolve_options
 from dovetail.pipeline.passes import Context
+from dovetail.torch_compat import onednn_low_precision
 from dovetail.torch_compat.version import ensure_supported_torch, installed_torch_version
 
 if TYPE_CHECKING:
@@ -244,6 +246,13 @@ class _Reader:
             raise FrozenElsewhere(path=self._container.path, wanted=f"device {device}", found="no CUDA", hint=hint)
         tell_if_untested(device)
 
+    def _check_processor(self, program: Program) -> None:
+        is_int8 = self._runs and any(computes_in_int8(node.target) for node in program.nodes)
+        if is_int8 and not onednn_low_precision.multiplies_int8():
+            wanted, found = "a processor with exact products of 8-bit integers (VNNI)", "none"
+            hint = 'freeze the model with passes="fast" for this machine'
+            raise FrozenElsewhere(path=self._container.path, wanted=wanted, found=found, hint=hint)
+
     def _frozen(self, entry: Any, form: CallForm, tensors: Mapping[str, torch.Tensor]) -> FrozenProgram:
         stem = text_of(entry["program"])
         arguments = tuple([number_of(place, len(form.leaves)) for place in list_of(entry["arguments"])])
@@ -251,6 +260,7 @@ class _Reader:
         facts = [checked_size(fact) for fact in list_of(entry["facts"])]
         program, plan = self._program(f"{stem}.json", facts)
         _check_packing(program, program.inputs[len(arguments) :])
+        self._check_processor(program)
         asked = frozenset(texts_of(entry["asked"]))
         if any(form.leaves[place].kind is None for place in arguments):
             raise ValueError(f"{stem} takes an argument that is not a tensor")

@@ -1,0 +1,180 @@
+"""Primitives of products of 8-bit integers, whose operands are rounded to 255 levels row by row.
+
+    scales = prims.ROW_SCALES(weight)                            # once, when a program is frozen
+    few = prims.QUANTIZE_WEIGHT(weight, scales)
+    sums = prims.WEIGHT_SUMS(few, scales)
+    packed = prims.PACK_INT8(few, rows)                          # where the program runs
+    r = prims.ROW_RANGES(x)                                      # in each call
+    q = prims.QUANTIZE_ROWS(x, r)
+    y = prims.int8_linear("gelu")(q, packed, r, scales, sums, bias)
+
+A row of an input is `step * q + least`, with q from 0 to 255. A row of a weight is `scale * few`, with few from -127 to
+127: zero stays zero. So a result is `step * scales * (q @ few.t()) + least * sums + bias`. No row depends on others.
+Sums of products are exact, and rounded to float32 once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from dovetail.ir.prim import Prim
+from dovetail.ops.packed import applied, checked_activation
+from dovetail.torch_compat import onednn, onednn_low_precision
+from dovetail.torch_compat.fakes import is_fake
+
+_LEVELS = 255.0
+_LEVELS_OF_WEIGHTS = 127.0
+_SMALLEST = 1e-30  # rows whose elements are equal have a step, too
+_ELEMENTS_AT_ONCE = 1 << 16  # they stay in the cache, and take no memory worth speaking of
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+
+def _row_scales(weight: torch.Tensor) -> torch.Tensor:
+    return weight.abs().amax(1).clamp_min_(_SMALLEST).div_(_LEVELS_OF_WEIGHTS)
+
+
+def _quantize_weight(weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    levels = torch.div(weight, scales[:, None]).round_().clamp_(-_LEVELS_OF_WEIGHTS, _LEVELS_OF_WEIGHTS)
+    return levels.to(torch.int8, memory_format=torch.contiguous_format)
+
+
+def _weight_sums(levels: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    return levels.sum(1, dtype=torch.int64).to(torch.float64).mul_(scales).to(torch.float32)
+
+
+def _pack_int8(weight: torch.Tensor, rows: int | None = None) -> torch.Tensor:
+    if weight.dtype is not torch.int8 or weight.dim() != 2:
+        raise ValueError(f"weights of {weight.dim()} dimensions of {weight.dtype} are not packed")
+    if is_fake(weight) or weight.is_meta:
+        return weight.new_empty((weight.shape[1], weight.shape[0]))  # as oneDNN shows it
+    return onednn_low_precision.pack_int8_weight(weight, rows)
+
+
+# Of a matrix: (rows,) of float32, positive; NaN or infinite for a row that has such numbers.
+ROW_SCALES = Prim("row_scales", _row_scales, "prims.ROW_SCALES")
+# Of a matrix and its scales: int8, contiguous.
+QUANTIZE_WEIGHT = Prim("quantize_weight", _quantize_weight, "prims.QUANTIZE_WEIGHT")
+# Of an int8 matrix and its scales: the sum of each row of the weight that they stand for, float32.
+WEIGHT_SUMS = Prim("weight_sums", _weight_sums, "prims.WEIGHT_SUMS")
+PACK_INT8 = Prim("pack_int8", _pack_int8, "prims.PACK_INT8")
+
+
+# --- inputs -----------------------------------------------------------------------------------------------------------
+
+
+def _row_ranges(x: torch.Tensor) -> torch.Tensor:
+    least = x.amin(-1)
+    step = x.amax(-1).sub_(least).clamp_min_(_SMALLEST).div_(_LEVELS)
+    return torch.stack((step, least), -1)
+
+
+def _quantize_rows(x: torch.Tensor, ranges: torch.Tensor) -> torch.Tensor:
+    factors, least = ranges[..., :1].reciprocal(), ranges[..., 1:]
+    if is_fake(x) or x.is_meta or x.numel() <= _ELEMENTS_AT_ONCE:
+        return _levels_of(x, factors, least)
+    made = torch.empty(x.shape, dtype=torch.uint8)
+    given, levels = x.flatten(0, -2), made.flatten(0, -2)
+    factors, least = factors.flatten(0, -2), least.flatten(0, -2)
+    for part in _blocks(given):
+        levels[part] = _levels_of(given[part], factors[part], least[part])
+    return made
+
+
+def _levels_of(x: torch.Tensor, factors: torch.Tensor, least: torch.Tensor) -> torch.Tensor:
+    shifted = torch.sub(x, least).mul_(factors).add_(0.5)  # at most 255.5 and a bit; the fraction is cut off
+    return shifted.to(torch.uint8, memory_format=torch.contiguous_format)
+
+
+def _blocks(x: torch.Tensor) -> Iterator[slice]:
+    """Rows of a matrix, some at a time."""
+    rows = max(1, _ELEMENTS_AT_ONCE // max(1, x.shape[1]))
+    return (slice(first, first + rows) for first in range(0, x.shape[0], rows))
+
+
+# Of (..., inputs): (..., 2) of float32, the distance of levels and the least number of each row.
+ROW_RANGES = Prim("row_ranges", _row_ranges, "prims.ROW_RANGES")
+# Of a tensor and its ranges: uint8, contiguous.
+QUANTIZE_ROWS = Prim("quantize_rows", _quantize_rows, "prims.QUANTIZE_ROWS")
+
+
+# --- products ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Linear:
+    """`activation(step * scales * (x @ weight.t()) + least * sums + bias)`, (..., outputs) of float32.
+
+    x: levels (..., inputs) of uint8. weight: (outputs, inputs) of int8, packed; a plain one is packed in each call.
+    ranges: step and least number of each row of the input. scales, sums: of rows of the weight.
+    """
+
+    activation: str
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        ranges: torch.Tensor,
+        scales: torch.Tensor,
+        sums: torch.Tensor,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        _check(x, weight, scales)
+        if is_fake(x) or x.is_meta:
+            return ranges.new_empty((*x.shape[:-1], scales.shape[0]))
+        rows, ranges = x.contiguous().view(-1, x.shape[-1]), ranges.reshape(-1, 2)
+        if not onednn.is_packed(weight):
+            weight = onednn_low_precision.pack_int8_weight(weight, rows.shape[0])
+        made = onednn_low_precision.int8_product(rows, weight, scales)
+        step, least = ranges[:, :1], ranges[:, 1:]
+        if made.numel() <= _ELEMENTS_AT_ONCE:
+            self._finish(made, step, least, sums, bias)
+        else:
+            for part in _blocks(made):
+                self._finish(made[part], step[part], least[part], sums, bias)
+        return made.view(*x.shape[:-1], made.shape[1])
+
+    def _finish(
+        self,
+        made: torch.Tensor,
+        step: torch.Tensor,
+        least: torch.Tensor,
+        sums: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> None:
+        rest = least * sums if bias is None else torch.addcmul(bias, least, sums)
+        torch.addcmul(rest, made, step, out=made)
+        applied(self.activation, made)
+
+
+def _check(x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor) -> None:
+    """Raise ValueError unless the kernel reads what there is: it does not look itself."""
+    size = tuple(weight.shape)
+    if onednn.is_packed(weight) or (is_fake(weight) and size != (scales.numel(), x.shape[-1])):
+        size = size[::-1]
+    dtypes = (x.dtype, weight.dtype, scales.dtype)
+    if dtypes != (torch.uint8, torch.int8, torch.float32):
+        raise ValueError(f"products of 8-bit integers do not take {dtypes}")
+    if x.dim() < 1 or size != (scales.numel(), x.shape[-1]) or not scales.is_contiguous():
+        raise ValueError(f"a product of {tuple(x.shape)} by {size} does not take {scales.numel()} scales")
+
+
+@cache
+def int8_linear(activation: str) -> Prim:
+    """The primitive `(x, packed, ranges, scales, sums, bias=None)`; see `Int8Linear`.
+
+    activation: of `ops.packed.ACTIVATIONS`. Raises: ValueError for an unknown activation.
+    """
+    name = "int8_linear" if activation == "none" else f"int8_linear_{activation}"
+    return Prim(name, Int8Linear(checked_activation(activation)), f"prims.int8_linear({activation!r})")
+
+
+def computes_in_int8(target: object) -> bool:
+    """Whether a primitive multiplies 8-bit integers, which not every processor does as it should."""
+    return isinstance(target, Prim) and isinstance(target.run, Int8Linear)
