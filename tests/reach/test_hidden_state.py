@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
-from collections import defaultdict
+import sys
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from datetime import date
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -171,6 +174,140 @@ def _attributes_from_the_first_call() -> Program:
     return lambda x: x * x.scale, arguments, lambda: None
 
 
+def _special_methods_that_come_to_be() -> Program:
+    class Kind:
+        pass
+
+    class Table(dict[str, float]):
+        pass
+
+    item, table = Kind(), Table(a=2.0)
+    held: Any = Kind
+
+    def program(x: Tensor) -> Tensor:
+        x = x * getattr(item, "scale", 2.0) + table["a"]
+        return x + 1 if item and "a" in table else x
+
+    def arguments(call: int) -> tuple[Any, ...]:
+        if call == 1:
+            held.__getattr__ = lambda self, name: 3.0
+        if call == 2:
+            held.__bool__ = lambda self: False
+        if call == 3:
+            del held.__getattr__, held.__bool__
+        if call == 4:
+            Table.__contains__ = lambda self, key: False  # type: ignore[method-assign]
+        return (torch.ones(2),)
+
+    return program, arguments, lambda: None
+
+
+def _methods_with_arguments() -> Program:
+    class Kind:
+        def scaled(self, x: Tensor, by: float) -> Tensor:
+            return x * by
+
+        twice = functools.partialmethod(scaled, by=2.0)
+
+    item = Kind()
+
+    def arguments(call: int) -> tuple[Any, ...]:
+        vars(Kind)["twice"].keywords["by"] = 2.0 + call // 2
+        return (torch.ones(2),)
+
+    return lambda x: item.twice(x) + 0.0, arguments, lambda: None
+
+
+def _methods_of_tensors() -> Program:
+    tensors: Any = Tensor
+
+    def arguments(call: int) -> tuple[Any, ...]:
+        tensors.scaled = (lambda x: x * 2.0) if call < 2 else (lambda x: x * 3.0)
+        if call == 3:
+            tensors.sum = lambda x: x + 1.0
+        if call == 4:
+            del tensors.sum
+        return (torch.ones(2),)
+
+    def program(x: Any) -> Tensor:
+        scaled: Tensor = x.scaled().sum()
+        return scaled
+
+    return program, arguments, lambda: delattr(tensors, "scaled")
+
+
+def _modules_in_the_table() -> Program:
+    def arguments(call: int) -> tuple[Any, ...]:
+        made: Any = ModuleType("found_in_the_table")
+        made.scale = 2.0 + call // 2
+        sys.modules[made.__name__] = made
+        return (torch.ones(2),)
+
+    def program(x: Tensor) -> Tensor:
+        import found_in_the_table as found  # type: ignore[import-not-found]  # noqa: PLC0415
+
+        scaled: Tensor = x * found.scale
+        return scaled
+
+    return program, arguments, lambda: sys.modules.pop("found_in_the_table").__name__
+
+
+def _modules_that_make_attributes() -> Program:
+    made: Any = ModuleType("made_by_asking")
+    sys.modules[made.__name__] = made
+    held = {"scale": 2.0}
+    made.__getattr__ = held.__getitem__
+
+    def asked(name: str) -> float:
+        return held[name] + 1.0
+
+    def arguments(call: int) -> tuple[Any, ...]:
+        if call == 1:
+            made.__getattr__ = asked
+        if call == 2:
+            held["scale"] = 5.0
+        if call == 3:
+            made.scale = 7.0
+        return (torch.ones(2),)
+
+    return lambda x: x * made.scale, arguments, lambda: sys.modules.pop("made_by_asking").__name__
+
+
+def _lengths_of_queues() -> Program:
+    queues = [deque([1.0], maxlen=length) for length in (3, 4, 4, None, 2)]
+    return _read_from(queues, lambda queue, x: x * (queue.maxlen or 9) + queue[0])
+
+
+class Promise(asyncio.Future[float]):
+    scale = 2.0
+
+
+def _objects_that_show_no_attributes() -> Program:
+    loop = asyncio.new_event_loop()
+    promise = Promise(loop=loop)
+    loop.close()
+
+    def arguments(call: int) -> tuple[Any, ...]:
+        Promise.scale = 2.0 + call // 2
+        return (torch.ones(2),)
+
+    return lambda x: x * promise.scale, arguments, lambda: None
+
+
+def _weights_by_argument() -> Program:
+    model = torch.nn.Linear(2, 2).requires_grad_(False)
+    known = model.weight
+
+    def program(x: Tensor, weight: Tensor) -> Any:
+        return torch.func.functional_call(model, {"weight": weight}, (x,))
+
+    def arguments(call: int) -> tuple[Any, ...]:
+        torch.nn.init.constant_(model.bias, call)
+        return (torch.ones(2), torch.full((2, 2), 1.0 + call))
+
+    return program, arguments, lambda: model.weight is known
+
+
 PROGRAMS: dict[str, Callable[[], Program]] = {
     "attributes of a tuple": _pairs,
     "attributes of a list": functools.partial(_rows, Row),
@@ -184,6 +321,14 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
     "functions that remember": _remembered,
     "attributes of arguments": _attributes_of_arguments,
     "attributes from the first call": _attributes_from_the_first_call,
+    "special methods that come to be": _special_methods_that_come_to_be,
+    "methods with arguments": _methods_with_arguments,
+    "methods of tensors": _methods_of_tensors,
+    "modules in the table": _modules_in_the_table,
+    "modules that make attributes": _modules_that_make_attributes,
+    "lengths of queues": _lengths_of_queues,
+    "objects that show no attributes": _objects_that_show_no_attributes,
+    "weights by argument": _weights_by_argument,
 }
 
 

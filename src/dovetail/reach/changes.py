@@ -16,7 +16,16 @@ from dovetail.reach.contents import MISSING, Snapshot, base_of, in_cell
 from dovetail.reach.libraries import is_library_class, is_library_module, is_ours
 from dovetail.reach.reads import Reads
 from dovetail.reach.slots import in_slot
-from dovetail.reach.values import LOOKED_INTO, attributes_of, dict_methods, is_a, is_same, kind_of, name_of
+from dovetail.reach.values import (
+    LOOKED_INTO,
+    attributes_of,
+    dict_methods,
+    has_attributes,
+    is_a,
+    is_same,
+    kind_of,
+    name_of,
+)
 
 _RESTORED = (dict, list, deque, set, bytearray, np.ndarray, io.StringIO, io.BytesIO)
 
@@ -92,7 +101,7 @@ def _is_same(old: Any, now: Any) -> bool:
 
 
 def _table_of(owner: Any) -> dict[str, Any] | None:
-    return attributes_of(owner) if type.__getattribute__(type(owner), "__dictoffset__") else None
+    return attributes_of(owner) if has_attributes(type(owner)) else None
 
 
 def _of_entry(table: dict[str, Any], name: str, old: Any, label: str) -> Iterator[ReadChange]:

@@ -31,13 +31,16 @@ class Import:
     name: str
     level: int = 0
 
+    def absolute(self, package: Any) -> str:
+        """The module's whole name. package: of the code, for names that begin there."""
+        if not self.level:
+            return self.module
+        above = str(package or "").rsplit(".", self.level - 1)[0]
+        return f"{above}.{self.module}".rstrip(".")
+
     def loaded(self, package: Any) -> ModuleType | None:
-        """The module, if it is loaded. package: of the code, for names that begin there."""
-        name = self.module
-        if self.level:
-            above = str(package or "").rsplit(".", self.level - 1)[0]
-            name = f"{above}.{name}".rstrip(".")
-        return sys.modules.get(name)
+        """The module, if it is loaded. package: see `absolute`."""
+        return sys.modules.get(self.absolute(package))
 
 
 @dataclass(frozen=True, slots=True)

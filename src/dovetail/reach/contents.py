@@ -13,7 +13,7 @@ from contextvars import Context, ContextVar
 from datetime import date, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial, partialmethod, singledispatchmethod
 from gc import get_referents
 from mmap import mmap
 from multiprocessing.shared_memory import ShareableList
@@ -37,7 +37,7 @@ import numpy as np
 import torch
 
 from dovetail.reach.libraries import is_library_class, is_users_function
-from dovetail.reach.values import PLAIN, holds_more, is_a, is_same, plain_key, referent_of
+from dovetail.reach.values import PLAIN, attributes_of, holds_more, is_a, is_same, plain_key, referent_of
 
 MISSING: Any = type("_Missing", (), {"__repr__": lambda _: "<nothing>"})()
 _CACHED: Any = type(lru_cache(len))
@@ -112,6 +112,7 @@ _PARTS: tuple[tuple[Any, Callable[[Any], Parts]], ...] = (
     (FunctionType, _of_function),
     (MethodType, lambda x: (None, (x.__func__, x.__self__))),
     (partial, lambda x: (None, (x.func, x.args, x.keywords, x.__dict__))),
+    ((partialmethod, cached_property, singledispatchmethod), lambda x: (None, (attributes_of(x),))),
     (slice, lambda x: (None, (x.start, x.stop, x.step))),
     ((staticmethod, classmethod), lambda x: (None, (x.__func__,))),
     (property, lambda x: (None, (x.fget, x.fset, x.fdel))),
@@ -183,6 +184,7 @@ class Snapshot:
     def __init__(self) -> None:
         self._held: dict[int, tuple[Any, Parts | None, list[Any]]] = {}
         self._elements: dict[int, list[Any]] = {}
+        self._entries: dict[int, dict[str, Any]] = {}
 
     def __iter__(self) -> Iterator[Any]:
         """The containers."""
@@ -208,6 +210,16 @@ class Snapshot:
         """What it held."""
         _, tag, held = self._held[id(item)]
         return tag, held
+
+    def entries(self, item: dict[Any, Any]) -> dict[str, Any]:
+        """What a dictionary held by names; code may have changed it since it was met."""
+        if id(item) not in self._held:
+            return item
+        if id(item) not in self._entries:
+            held = self._held[id(item)][2]
+            keys, values = held[: len(held) // 2], held[len(held) // 2 :]
+            self._entries[id(item)] = {key: x for key, x in zip(keys, values, strict=True) if type(key) is str}
+        return self._entries[id(item)]
 
     def elements(self, item: set[Any]) -> list[Any]:
         """What a set held."""

@@ -8,7 +8,7 @@ takes as an input counts by its type alone (`OfType`).
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -136,6 +136,7 @@ class _Group:
         self.counts = [len(items) for _, items in held]
         self.tags = [tag[0] for tag, _ in held if tag is not None]
         self._parts = [parts_of(item) for item in containers] if base is None else []
+        self._limits = [item.maxlen for item in containers] if base is deque else []
         self.is_table = base is dict or base is OrderedDict
         self._is_empty = set(self.types) == {base} and not any(self.counts)
         # what holds attributes besides counts by identity as well, and is kept alive
@@ -151,6 +152,8 @@ class _Group:
             if [tag for tag, _ in parts] != self.tags or [len(items) for _, items in parts] != self.counts:
                 return None
             return list(chain.from_iterable(items for _, items in parts))
+        if self._limits and [item.maxlen for item in found] != self._limits:
+            return None
         if self._is_empty:
             return None if any(found) else []
         if self.is_table:

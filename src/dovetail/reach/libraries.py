@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, ModuleType
 
 import torch
 
@@ -32,10 +32,16 @@ def is_library_module(name: object) -> bool:
     """
     if name in _SCRIPTS:
         return False
-    file = getattr(sys.modules.get(str(name)), "__file__", None)
+    file = _file_of(str(name))
     if isinstance(file, str):
         return is_library_file(file)
     return str(name).partition(".")[0] in _LIBRARIES
+
+
+def _file_of(name: str) -> object:
+    """The file of a loaded module, as it says itself; a `__getattr__` of the user's is not run."""
+    module = sys.modules.get(name)
+    return vars(module).get("__file__") if isinstance(module, ModuleType) else None
 
 
 def is_users_function(function: FunctionType) -> bool:
@@ -48,8 +54,8 @@ def is_users_function(function: FunctionType) -> bool:
 
 def is_ours(value: object) -> bool:
     """Whether a function is of this package: it may stand in for another one while a call is recorded."""
-    if isinstance(value, staticmethod):
-        value = value.__func__
+    if isinstance(value, staticmethod | property):
+        value = value.__func__ if isinstance(value, staticmethod) else value.fget
     return isinstance(value, FunctionType) and value.__code__.co_filename.startswith(OURS)
 
 
@@ -58,5 +64,5 @@ def is_installed(module: str) -> bool:
     """Whether a module of this name was installed, as far as the folder says that it lies in."""
     if module == "__main__":  # whoever runs the script may stand there in its place
         return False
-    file = getattr(sys.modules.get(module), "__file__", None)
+    file = _file_of(module)
     return isinstance(file, str) and not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)

@@ -28,7 +28,7 @@ class Modules:
     def __init__(self, on_users: Callable[[ModuleType], None]) -> None:
         """on_users: gets each module of the user's, once."""
         self._on_users = on_users
-        self._due: list[tuple[ModuleType, str]] = []
+        self._due: list[tuple[dict[str, Any], str, str]] = []
         self._users: dict[int, ModuleType] = {}
         self._named: set[str] = set()
         self._after: dict[str, set[str]] = {}
@@ -79,12 +79,12 @@ class Modules:
     def end(self) -> None:
         """The call is over, and has loaded all modules that its code imports."""
         left, self._not_loaded = self._not_loaded, []
-        self._import(left)
+        self._import(left, is_over=True)
         if self._are_found:
             self._meet_loaded()
 
-    def due(self) -> tuple[ModuleType, str] | None:
-        """An attribute that counts as read, once each; None when nothing is left."""
+    def due(self) -> tuple[dict[str, Any], str, str] | None:
+        """A namespace, a name there, and the namespace's own, which count as read, once each; None: nothing is left."""
         return self._due.pop() if self._due else None
 
     def _find_all(self) -> None:
@@ -98,13 +98,15 @@ class Modules:
             if is_a(module, ModuleType):
                 self.meet(module)
 
-    def _import(self, imports: Iterable[tuple[Import, Any]]) -> None:
+    def _import(self, imports: Iterable[tuple[Import, Any]], *, is_over: bool = False) -> None:
         for imported, package in imports:
             module = imported.loaded(package)
             if module is None:
                 self._not_loaded.append((imported, package))
                 continue
             self.meet(module)
+            if id(module) in self._users and not is_over:
+                self._due.append((sys.modules, imported.absolute(package), "sys.modules"))
             if imported.attribute:
                 self._read_named(module, (imported.attribute,))
                 self.held(imported.name, vars(module).get(imported.attribute))
@@ -116,8 +118,10 @@ class Modules:
         self._read_named(module, tuple(vars(module)) if is_whole else names)
 
     def _read_named(self, module: ModuleType, names: AbstractSet[str] | tuple[str, ...]) -> None:
-        known = vars(module)
-        self._due += [(module, name) for name in names if name in known]
+        known: dict[str, Any] = vars(module)
+        if "__getattr__" in known:  # which is asked for the others
+            names = {*names, "__getattr__"}
+        self._due += [(known, x, str(known.get("__name__"))) for x in names if x in known or "__getattr__" in known]
 
 
 def _is_users(module: ModuleType) -> bool:

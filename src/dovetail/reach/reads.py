@@ -30,6 +30,7 @@ from dovetail.reach.slots import NamesOf, PartOf, in_slot, settings_of_decimals,
 from dovetail.reach.stand_ins import is_stand_in
 from dovetail.reach.unshown import Unshown
 from dovetail.reach.values import (
+    LOOKED_FOR,
     PLAIN,
     RANDOM_SOURCES,
     attributes_of,
@@ -88,7 +89,7 @@ class Reads:
         self._codes: dict[CodeType, dict[str, Any]] = {}
         self._inside: set[CodeType] = set()
         self._named: set[str] = set()
-        self._classes: dict[int, type] = {}
+        self._classes: dict[int, type] = {id(torch.Tensor): torch.Tensor}
         self._past = PastReports()
         self._modules = Modules(self._past.meet_owner)
         self._is_reading_on = False
@@ -171,7 +172,7 @@ class Reads:
         try:
             while True:
                 while (named := self._modules.due()) is not None:
-                    self._of_module(*named)
+                    self.entry(*named)
                 item = self._past.due()
                 if item is None:
                     return
@@ -186,9 +187,9 @@ class Reads:
         self._install(kind)
         for owner in (kind for kind in mro_of(kind) if not is_library_class(kind)):
             self._meet_class(owner)
-            for name, value in list(own_of(owner).items()):
-                if name.startswith("__") and is_a(value, FunctionType) and name not in _NEVER_COMPARED:
-                    self.class_attribute(owner, name)
+            special = [x for x, value in own_of(owner).items() if x.startswith("__") and is_a(value, FunctionType)]
+            for name in sorted({*special, *LOOKED_FOR} - _NEVER_COMPARED):
+                self.class_attribute(owner, name)
 
     def _meet_class(self, kind: type) -> None:
         if id(kind) in self._classes or is_library_class(kind):
@@ -275,7 +276,7 @@ class Reads:
         """An entry of a namespace is read. label: of the namespace."""
         key = (id(known), name)
         if key not in self.namespaces:
-            value = dict.get(known, name, MISSING)
+            value = dict.get(self.snapshot.entries(known), name, MISSING)
             value = MISSING if is_stand_in(value) else untraced(value)
             self.namespaces[key] = (known, value)
             self.labels[id(known)] = label

@@ -50,6 +50,8 @@ HOST_CALL = "_dovetail_host_call"  # an attribute of functions that are called a
 COMPILED_FROM = "_dovetail_compiled_from"  # an attribute of classes of ours: names the attribute with what was compiled
 MAX_WATCHED_BYTES = 1024
 _HEAP_TYPE = 1 << 9
+LOOKED_FOR = ("__getattr__", "__bool__", "__len__", "__eq__", "__contains__", "__iter__", "__getitem__", "__call__")
+"""What Python looks for in the class of an object by itself, and does without where there is none."""
 RANDOM_SOURCES = (random.Random, np.random.Generator, np.random.RandomState)
 _WALKED_PACKAGES = ("torch.distributions", "torch.nn", "torch.optim", "torch.amp")
 _WALKED = (
@@ -221,7 +223,8 @@ def has_attributes(kind: type) -> bool:
     """Whether objects of a type have a `__dict__` that is read without running code of the user's."""
     if type.__getattribute__(kind, "__dictoffset__") == 0:
         return False
-    return not any(is_a(own_of(owner).get("__dict__"), property) for owner in mro_of(kind))
+    found = [own_of(owner)["__dict__"] for owner in mro_of(kind) if "__dict__" in own_of(owner)]
+    return bool(found) and not any(is_a(x, property) for x in found)  # a class of C may show none: asyncio.Future
 
 
 def attributes_of(item: object) -> dict[str, Any]:
