@@ -235,6 +235,13 @@ def number_now(number: Any) -> Plain:
     return now
 
 
+def as_plain(item: Any) -> Any:
+    """The number that a traced one is now, in tuples as well, and nobody is told; everything else as it is."""
+    if type(item) is tuple:
+        return tuple(map(as_plain, item))
+    return number_now(item) if is_traced(item) else item
+
+
 def fixed_number(number: Any) -> Plain:
     """The number that a traced one is now; its trace is told that it was asked for."""
     now: Plain = number.node.guard_number()

@@ -95,8 +95,13 @@ def grown(tree: Tree, run: Handed) -> Any:
         if tree.kind is dict:
             run.made[tree.number] = dict(zip(tree.keys, parts, strict=True))
         else:
-            run.made[tree.number] = parts if tree.kind is list else tuple.__new__(tree.kind, parts)
+            run.made[tree.number] = parts if tree.kind is list else _tuple_of(tree.kind, parts)
     return run.made[tree.number]
+
+
+def _tuple_of(kind: Any, parts: list[Any]) -> Any:
+    """A tuple of a class; of the user's, without running a `__new__`."""
+    return kind(parts) if kind is torch.Size else tuple.__new__(kind, parts)
 
 
 def refill(container: Any, held: Any) -> None:

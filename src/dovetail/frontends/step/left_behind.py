@@ -32,7 +32,7 @@ from dovetail.ir.program import Origin
 from dovetail.reach.contents import MISSING
 from dovetail.reach.reads import Reads
 from dovetail.reach.values import attributes_of, has_attributes, is_a, is_same
-from dovetail.torch_compat.traced_numbers import is_traced
+from dovetail.torch_compat.traced_numbers import as_plain, is_traced
 
 DRAW, PASS = "draw outside the step", "pass the drawn numbers"
 _NUMBERS = (bool, int, float)
@@ -109,14 +109,17 @@ class LeftBehind:
         lifted = {number_slot.path for number_slot in self._numbers}
         made: dict[str, DovetailError] = {label: _hooked(label, line) for label, line in recording.hooked.items()}
         changes = self._reachable.changes()
-        known = {number_slot.key for number_slot in self._numbers} - self._reshaped(changes)
+        resized = self._resized(changes)
+        gone = {(id(x.slot.item), x.slot.key) for x in changes if x.slot is not None and x.new is MISSING}
+        known = {x.key for x in self._numbers if id(x.slot.container) not in resized} - gone - self._reshaped(changes)
         yield from self._of_inputs(recording, trees, known)
-        refilled = self._refill(changes, trees)
+        filled = {id(self._refill(change, trees)) for change in resized.values()}
         for change in changes:
             slot = change.slot
             if change.is_draw and self.is_drawn(change.item):
                 continue
-            is_done = slot is not None and (id(slot.container) in refilled or (id(slot.item), slot.key) in known)
+            is_filled = id(change.item if slot is None else slot.item) in filled
+            is_done = is_filled or (slot is not None and (id(slot.item), slot.key) in known)
             if is_done or self._is_harmless(change):
                 continue
             if slot is not None and (id(slot.item), slot.key) in self._overwritten:
@@ -209,23 +212,28 @@ class LeftBehind:
         except NotMadeAgain:
             raise self._refused(change) from None
 
-    def _refill(self, changes: Sequence[Change], trees: Trees) -> set[int]:
-        """Containers that the step reads, and that hold more or less than before: runs leave the same in them."""
-        refilled = set[int]()
+    def _resized(self, changes: Sequence[Change]) -> dict[int, Change]:
+        """Containers that the step reads, and that hold more or less than before, each with such a change."""
+        found: dict[int, Change] = {}
         for change in changes:
-            slot = change.slot
-            if slot is None or slot.container.path not in self._also_read or id(slot.container) in refilled:
+            slot, is_other = change.slot, change.old is MISSING or change.new is MISSING
+            if slot is None or slot.container.path not in self._also_read or id(slot.container) in found:
                 continue
-            is_other = _is_put(change) and (change.old is MISSING or change.new is MISSING)
-            if is_other and not self._is_harmless(change):
-                refilled.add(id(slot.container))
-                keys, values = slot.container.now()
-                held: Any = dict(zip(keys, values, strict=True)) if slot.kind == "dict" else values
-                try:
-                    self.filled.append((slot.container.path, trees.of(held)))
-                except NotMadeAgain:
-                    raise self._refused(change) from None
-        return refilled
+            if is_other and _is_put(change) and not self._is_harmless(change):
+                found[id(slot.container)] = change
+        return found
+
+    def _refill(self, change: Change, trees: Trees) -> Any:
+        """Runs leave the same as the step in a container that has changed, which is the answer."""
+        slot = change.slot
+        assert slot is not None, "it is a container's"
+        keys, values = slot.container.now()
+        held: Any = dict(zip(map(as_plain, keys), values, strict=True)) if slot.kind == "dict" else values
+        try:
+            self.filled.append((slot.container.path, trees.of(held)))
+        except NotMadeAgain:
+            raise self._refused(change) from None
+        return slot.item
 
     def _tensors_in(self, value: Any, path: Path) -> Iterator[Path]:
         """Paths of the tensors that a value is, or that are in a tuple."""
@@ -236,8 +244,8 @@ class LeftBehind:
                 yield from self._tensors_in(part, (*path, index))
 
     def _numbers_in(self, value: Any, path: Path) -> Iterator[Path]:
-        """Paths of the numbers in a tuple."""
-        if is_a(value, tuple):
+        """Paths of the numbers in a tuple; a size counts as a whole."""
+        if is_a(value, tuple) and not is_a(value, torch.Size):
             for index, part in enumerate(value):
                 if type(part) in (int, float):
                     yield (*path, index)

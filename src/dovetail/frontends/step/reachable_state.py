@@ -47,6 +47,7 @@ from dovetail.reach.values import (
     random_state,
     set_random_state,
 )
+from dovetail.torch_compat.traced_numbers import as_plain
 
 _OF_NO_CONTENTS = (Kind.PLAIN, Kind.TENSOR, Kind.CLASS, Kind.ARRAY)  # or looked at as they are met
 
@@ -182,7 +183,7 @@ class ReachableState:
                     return Slot(container, key)
         for container in self._walk.containers:  # an attribute, or an entry, that is not there now
             if container.path == path[:-1] and container.kind == "dict":
-                if type(path[-1]) is str:
+                if type(path[-1]) in PLAIN:
                     return Slot(container, path[-1])
                 if type(path[-1]) is tuple:  # a tensor, called by where it is held
                     return Slot(container, self.slot(path[-1]).read())
@@ -348,6 +349,7 @@ def _upwards(container: Container, key: Any) -> Iterator[tuple[Container, Any]]:
 
 def _changes_in(container: Container, walk: Walk) -> list[Change]:
     keys, values = container.now()
+    keys = list(map(as_plain, keys))  # of a dictionary, which has asked for the numbers that are keys
     if container.kind == "set":
         before, after = _by_identity(container.values), _by_identity(values)
         gone = [
@@ -363,7 +365,7 @@ def _changes_in(container: Container, walk: Walk) -> list[Change]:
         before, after = old.get(token, (None, MISSING))[1], new.get(token, (None, MISSING))[1]
         if not is_same(before, after):
             found.append(Change(Slot(container, key), _label(container, key, walk), before, after))
-    if not found and list(old) != list(new):
+    if list(new) != [*(token for token in old if token in new), *(token for token in new if token not in old)]:
         found.append(Change(None, container.title, list(container.keys), keys, container.item))
     return found
 
