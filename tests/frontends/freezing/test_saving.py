@@ -211,3 +211,16 @@ def test_what_cannot_be_written_is_refused_first(tmp_path: Path) -> None:
     with pytest.raises(dovetail.DovetailError, match=r"(?s)DT-ARTIFACT-001.*note"):
         frozen.save(path)
     assert not path.exists()
+
+
+def test_what_would_not_be_read_is_not_written(tmp_path: Path) -> None:
+    class Seeds(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            torch.manual_seed(3)
+            return x + torch.rand(2)
+
+    frozen = dovetail.freeze(Seeds(), (torch.rand(2),))
+    path = tmp_path / "model.dovetail"
+    with pytest.raises(dovetail.DovetailError, match=r"(?s)DT-ARTIFACT-001.*generator.*test_saving\.py.*seed before"):
+        frozen.save(path)
+    assert not path.exists()

@@ -33,7 +33,7 @@ from dovetail.frontends.freezing.module import FrozenModule
 from dovetail.frontends.freezing.nesting import Saved
 from dovetail.frontends.freezing.pool import Pool
 from dovetail.frontends.freezing.running import Running
-from dovetail.frontends.freezing.saving import FORMAT, INDEX, VERSION, Contents
+from dovetail.frontends.freezing.saving import FORMAT, INDEX, VERSION, Contents, seeding_in
 from dovetail.frontends.freezing.variant import FrozenProgram
 from dovetail.frontends.freezing.weights import MEMORY, Sources
 from dovetail.frontends.size_guard import SizeGuard
@@ -43,7 +43,6 @@ from dovetail.ir.plan_inputs import inputs_touched
 from dovetail.ir.program import Phase, Program, Stage, TensorMeta, Value, meta_symbols, values_in
 from dovetail.ir.signature import InputMutation
 from dovetail.ir.sizes import Scalar
-from dovetail.ops import prims
 from dovetail.ops.packing import is_packing, takes_packed
 from dovetail.ops.quantized import computes_in_int8
 from dovetail.passes.collection import collection_paused
@@ -325,7 +324,7 @@ def _check_effects(program: Program) -> None:
     """A frozen program draws random numbers; it neither seeds the process's generator nor runs before it is pure."""
     if program.stage in (Stage.IMPURE, Stage.IN_PLACE):
         raise ValueError(f"a frozen program is not of the stage {program.stage.value}")
-    seeding = next((node for node in program.nodes if node.target in (prims.SET_RNG_STATE, prims.MANUAL_SEED)), None)
+    seeding = seeding_in(program)
     if seeding is not None:
         raise ValueError(f"a frozen program does not set the state of the process's generator ({seeding.target})")
 

@@ -31,8 +31,9 @@ from dovetail.frontends.freezing.method import FrozenMethod
 from dovetail.frontends.freezing.pool import Pool
 from dovetail.frontends.freezing.variant import FrozenProgram
 from dovetail.frontends.freezing.weights import Sources
-from dovetail.ir.program import Program
+from dovetail.ir.program import Node, Program
 from dovetail.ir.sizes import to_json as size_to_json
+from dovetail.ops import prims
 from dovetail.pipeline.driver import program_text
 from dovetail.pipeline.freezing import Unfolded
 from dovetail.torch_compat.version import installed_torch_version
@@ -79,6 +80,11 @@ def save(contents: Contents, path: str | Path) -> None:
     write_container(path, {**members, **save_tensors(kept, "sources")})
 
 
+def seeding_in(program: Program) -> Node | None:
+    """Where a program sets the state of the process's generator, which one that is read from a file may not."""
+    return next((node for node in program.nodes if node.target in (prims.SET_RNG_STATE, prims.MANUAL_SEED)), None)
+
+
 def refusal(method: FrozenMethod) -> NotSerializable | None:
     """Why a method cannot be written to a file, if it cannot."""
     try:
@@ -97,6 +103,7 @@ def _described(methods: Mapping[str, FrozenMethod]) -> tuple[dict[str, Any], dic
         for number, frozen in enumerate(method.programs):
             stem = f"programs/{name}.{number}"
             folded = frozen.folded
+            _refuse_seeding(folded.program)
             members[f"{stem}.py"] = program_text(folded.program).encode()
             members[f"{stem}.json"] = json_bytes(_program(folded.program, folded.plan))
             unfolded = frozen.unfolded()
@@ -105,6 +112,16 @@ def _described(methods: Mapping[str, FrozenMethod]) -> tuple[dict[str, Any], dic
         described[name] = {**_form(method.form), "notes": list(method.notes), "passes": list(method.passes)}
         described[name]["variants"] = entries
     return members, described
+
+
+def _refuse_seeding(program: Program) -> None:
+    seeding = seeding_in(program)
+    if seeding is not None:
+        raise NotSerializable(
+            what=f"program {program.name}",
+            reason=f"it sets the state of the process's generator, at {seeding.origin}",
+            hint="seed before the call (torch.manual_seed), not in the model; without a file, it may",
+        )
 
 
 def _program(program: Program, plan: Any) -> dict[str, Any]:
