@@ -251,3 +251,42 @@ def test_views_of_one_wrapper_are_refused_where_autograd_follows_a_write() -> No
     with pytest.raises(OverlappingMutatedInputs, match="views of one tensor"):
         dovetail.compile(f)(pair.view(2, 2), pair.view(4, 1))
     assert torch.equal(pair.a, _r(4))
+
+
+class Exchanged(Tensor):
+    """Adds where a program multiplies."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        instead = Tensor.add if func is Tensor.mul else func
+        return super().__torch_function__(instead, types, args, kwargs or {})
+
+
+class Tagged(Tensor):
+    """Results are of this class as well."""
+
+
+@pytest.mark.parametrize("cls", [Exchanged, Tagged])
+@pytest.mark.parametrize("executors", [("aten",), ("native", "aten")])
+def test_a_class_with_a_say_in_operators(cls: type[Tensor], executors: tuple[str, ...]) -> None:
+    held = torch.full((2,), 3.0).as_subclass(cls)
+
+    def of_argument(x: Tensor) -> Tensor:
+        return x * 3
+
+    def of_variable(x: Tensor) -> Tensor:
+        return x * held
+
+    for function, argument in ((of_argument, held), (of_variable, torch.ones(2))):
+        with pytest.raises(UnsupportedTensor, match=f"class {cls.__name__}, with"):
+            dovetail.compile(function, executors=executors)(argument)
+        step = dovetail.compile_step(function, executors=executors, on_unsupported="eager")
+        traced = torch.compile(function, backend="dovetail", options={"executors": executors})
+        step(argument)
+        with pytest.warns(dovetail.DovetailWarning, match="DT-CAPTURE-004"):
+            step(argument)
+        for _ in range(2):
+            expected = function(argument)
+            for found in (step(argument), traced(argument)):
+                assert type(found) is type(expected)
+                assert torch.equal(found.as_subclass(Tensor), expected.as_subclass(Tensor))

@@ -40,7 +40,7 @@ from dovetail.errors import (
     UnsupportedInputMutation,
     UnsupportedTensor,
 )
-from dovetail.ir.convert import QUANTIZED, describe, scalar_of, unsupported_kind
+from dovetail.ir.convert import QUANTIZED, describe, scalar_of, unsupported_class, unsupported_kind
 from dovetail.ir.known_results import KnownResults
 from dovetail.ir.program import Meta, Node, Operand, Phase, ScalarMeta, Target, Value
 from dovetail.ir.sizes import Scalar
@@ -379,7 +379,7 @@ class Recorder(RecordsSparse, RecordsFacts, PlainMode):
     def _describe(self, tensor: torch.Tensor, name: str) -> Meta:
         if self.sparse.is_known(tensor):
             self.refuse_sparse(name)
-        refused = unsupported_kind(tensor)
+        refused = unsupported_kind(tensor) or unsupported_class(tensor)
         if refused is not None:
             raise UnsupportedTensor(name=name, kind=refused[0], hint=refused[1], origin=self._origins.here())
         storage = tensor.untyped_storage()

@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from dovetail.errors import StateChangedOtherwise, UnownedState, UnsupportedStep, UnsupportedTensor
 from dovetail.ir.calling import Look
-from dovetail.ir.convert import unsupported_kind
+from dovetail.ir.convert import unsupported_class, unsupported_kind
 from dovetail.ir.program import Origin, Value
 from dovetail.ir.signature import HeldGradient, InputRole, UserInput
 from dovetail.ir.sizes import SizeExpr
@@ -104,7 +104,7 @@ def check_state(item: StepTensor, line_of: Callable[[torch.Tensor], Origin | Non
     line_of: where the step's code names a tensor.
     """
     tensor = item.tensor
-    refused = unsupported_kind(tensor)
+    refused = unsupported_kind(tensor) or unsupported_class(tensor)
     if is_lazy(tensor):
         refused = "a parameter of a lazy module, without a shape", "call the module with a batch before"
     if is_dtensor(tensor) and isinstance(item.role, UserInput):

@@ -10,7 +10,7 @@ import torch
 
 from dovetail.capture.module_state import TensorSlot, tensor_slots
 from dovetail.frontends.held_modules import Named, held_modules
-from dovetail.frontends.inputs import check_tensor
+from dovetail.frontends.inputs import check_class, check_tensor
 from dovetail.frontends.structure import Structure
 from dovetail.ir.text import identifier
 from dovetail.torch_compat.sparse import form_of
@@ -67,4 +67,5 @@ def checked_name(slots: Sequence[TensorSlot], place: int, item: Any) -> str:
     name = f"arg_{position}" if position >= 0 else identifier(slots[place].name.replace(".", "_"))
     if isinstance(item, torch.Tensor):
         check_tensor(name, item)
+        check_class(name, item)
     return name

@@ -11,7 +11,7 @@ import torch
 from dovetail.capture.inputs import InputSpec
 from dovetail.errors import UnsupportedDevice, UnsupportedTensor
 from dovetail.frontends.untested_devices import tell_if_untested
-from dovetail.ir.convert import unsupported_kind
+from dovetail.ir.convert import unsupported_class, unsupported_kind
 from dovetail.ir.sizes import Number
 from dovetail.torch_compat.sparse import form_of
 from dovetail.torch_compat.subclasses import is_wrapper, take_apart
@@ -33,6 +33,13 @@ def check_tensor(name: str, tensor: torch.Tensor) -> None:
     if tensor.device.type not in _DEVICES:
         raise UnsupportedDevice(name=name, device=str(tensor.device))
     tell_if_untested(tensor.device)
+
+
+def check_class(name: str, tensor: torch.Tensor) -> None:
+    """Raise for a tensor whose class has a say in what operators do: where no Dynamo asks it, nobody does."""
+    refused = unsupported_class(tensor)
+    if refused is not None:
+        raise UnsupportedTensor(name=name, kind=refused[0], hint=refused[1])
 
 
 def specs_with_parts(

@@ -6,6 +6,8 @@ import torch
 
 from dovetail.ir.program import TensorMeta
 from dovetail.ir.sizes import Scalar, Size, SizeExpr
+from dovetail.torch_compat.fakes import is_fake
+from dovetail.torch_compat.subclasses import decides_operators, is_wrapper
 from dovetail.torch_compat.symbols import SYMBOLIC_TYPES, symbolic_tree
 from dovetail.torch_compat.traced_numbers import handle_of, is_traced
 
@@ -63,6 +65,14 @@ def unsupported_kind(tensor: torch.Tensor) -> tuple[str, str] | None:
     if tensor.dtype in QUANTIZED:
         return "a quantized tensor", "dequantize it first"
     return None
+
+
+def unsupported_class(tensor: torch.Tensor) -> tuple[str, str] | None:
+    """The same for a class that has a say in what operators do; None for wrappers, which are taken apart."""
+    if is_fake(tensor) or is_wrapper(tensor) or not decides_operators(type(tensor)):
+        return None
+    kind = f"a tensor of class {type(tensor).__name__}, with `__torch_function__`"
+    return kind, "pass it as a plain tensor (x.as_subclass(torch.Tensor)), or use torch.compile(backend='dovetail')"
 
 
 def describe(tensor: torch.Tensor, storage: int) -> TensorMeta:

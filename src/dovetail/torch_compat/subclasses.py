@@ -57,6 +57,18 @@ def is_wrapper_type(cls: type) -> bool:
     return hasattr(cls, "__tensor_flatten__") and hasattr(cls, "__tensor_unflatten__")
 
 
+def decides_operators(cls: type[torch.Tensor]) -> bool:
+    """Whether a class of tensors has a say in what functions of torch do with them, or in the class of their results.
+
+    A class under `Tensor` does (`__torch_function__`, `__torch_dispatch__`), but for those that switch that off, as
+    `Parameter` does.
+    """
+    if cls is torch.Tensor or cls is torch.nn.Parameter:
+        return False
+    is_plain = torch._C._disabled_torch_function_impl, torch.Tensor.__torch_dispatch__
+    return (cls.__torch_function__, cls.__torch_dispatch__) != is_plain
+
+
 def take_apart(tensor: torch.Tensor) -> tuple[list[torch.Tensor], AnyLayout]:
     """The plain tensors that a tensor is made of, depth first, and how."""
     form = form_of(tensor)

@@ -47,6 +47,21 @@ def check_is_wrapper_type() -> str | None:
     return first_difference(("wrapper, tensor, parameter", found, (True, False, False)))
 
 
+class _Plain(torch.Tensor):
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+
+class _Told(torch.Tensor):
+    pass
+
+
+def check_decides_operators() -> str | None:
+    """Classes that are asked what functions do with their tensors are told from those that switch that off."""
+    classes = (torch.Tensor, torch.nn.Parameter, _Plain, _Told, torch.nn.UninitializedParameter)
+    found = tuple(subclasses.decides_operators(cls) for cls in classes)
+    return first_difference(("which classes decide", found, (False, False, False, True, True)))
+
+
 def check_take_apart() -> str | None:
     """A nested wrapper gives its plain tensors, depth first."""
     x, y, z = torch.zeros(2), torch.ones(2), torch.ones(2)
@@ -72,4 +87,7 @@ def check_as_parameter() -> str | None:
     return first_difference(("a parameter", (found is pair, isinstance(pair, torch.nn.Parameter)), (True, True)))
 
 
-CHECKS = (check_as_parameter, check_is_wrapper, check_is_wrapper_type, check_take_apart, check_put_together)
+CHECKS = (
+    *(check_as_parameter, check_is_wrapper, check_is_wrapper_type, check_decides_operators),
+    *(check_take_apart, check_put_together),
+)

@@ -106,6 +106,14 @@ def check_number_now() -> str | None:
     return first_difference(("the number", now, 3), ("what is told", trace.told, []))
 
 
+def check_as_plain() -> str | None:
+    """Traced numbers become plain ones, in tuples too, without a trace; other things stay what they are."""
+    trace = TraceOfTexts()
+    number = traced_numbers.traced_number(trace, "x", 3)
+    found = [traced_numbers.as_plain(item) for item in (number, ("a", number), "a")]
+    return first_difference(("the items", found, [3, ("a", 3), "a"]), ("what is told", trace.told, []))
+
+
 def check_fixed_number() -> str | None:
     """The number as it is now, and the trace is told."""
     trace = TraceOfTexts()
@@ -147,6 +155,7 @@ CHECKS = (
     check_is_traced,
     check_handle_of,
     check_number_now,
+    check_as_plain,
     check_fixed_number,
     check_traced_number_beside_a_size,
 )
