@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from dovetail.deferred import deferred
 from dovetail.errors import BadOptionValue
 from dovetail.execute.executors.aten import AtenExecutor
+from dovetail.execute.executors.auto import AutoExecutor
 from dovetail.execute.protocol import Executor
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def _native() -> Executor:
     return native.NativeExecutor()
 
 
-_OWN: dict[str, Callable[[], Executor]] = {"native": _native, "aten": AtenExecutor}
+_OWN: dict[str, Callable[[], Executor]] = {"auto": AutoExecutor, "native": _native, "aten": AtenExecutor}
 
 
 def default_executors() -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from dovetail.errors import BadOptionValue
 
@@ -17,7 +18,7 @@ class Door:
 
     name: as a user writes it. reads: options that have an effect there. reasons: why others have none, where there is
     more to say than that. instead: what to give in their place. parameters: what else it takes by name. choices: of an
-    option, where they are fewer than elsewhere. makes_native: whether the default is native code, where it can be made.
+    option, where they are fewer than elsewhere. prefers: the executor before `aten` by default, where it can be used.
     """
 
     name: str
@@ -26,7 +27,7 @@ class Door:
     instead: Mapping[str, str] = field(default_factory=dict)
     parameters: frozenset[str] = frozenset()
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    makes_native: bool = False
+    prefers: Literal["aten", "auto", "native"] = "aten"
 
     def refuse_unread(self, given: Mapping[str, object]) -> None:
         """Raises: BadOptionValue for an option that has no effect here, with the doors where it has one."""
@@ -71,7 +72,7 @@ COMPILE = Door(
     _EVERYWHERE | _GRAPHS | {"dynamic", "donate", "compilers"},
     reasons=_NO_FILE,
     instead=_BY_NAME,
-    makes_native=True,
+    prefers="native",
 )
 BACKEND = Door(
     'torch.compile(backend="dovetail")',
@@ -82,7 +83,7 @@ BACKEND = Door(
         "dynamic": "Dynamo chooses which sizes are dynamic",
     },
     instead={"dynamic": "torch.compile(dynamic=True)"},
-    makes_native=True,
+    prefers="native",
 )
 COMPILE_STEP = Door(
     "dovetail.compile_step",
@@ -97,7 +98,7 @@ COMPILE_STEP = Door(
     instead=_BY_NAME,
     parameters=frozenset({"state", "on_unsupported"}),
     choices={"partition": ("auto", "default")},
-    makes_native=True,
+    prefers="native",
 )
 FREEZE = Door(
     "dovetail.freeze",
@@ -113,8 +114,9 @@ FREEZE = Door(
         "dynamic": "dynamic_shapes=, by which sizes are symbolic",
     },
     parameters=_PARAMETERS_OF_FREEZE,
+    prefers="auto",
 )
-LOAD = Door("dovetail.load", frozenset({"executors", "skip", "stop_after"}))
+LOAD = Door("dovetail.load", frozenset({"executors", "skip", "stop_after"}), prefers="auto")
 AOT = Door(
     "dovetail.aot_function",
     COMPILE.reads - {"arena", "executors", "compilers", "memory_limit"},

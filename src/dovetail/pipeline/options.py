@@ -139,8 +139,8 @@ def resolve_options(
     if door is not None:
         door.refuse_unread(given or {})
     values: dict[str, object] = {**_from_environment(), **(given or {})}
-    if door is not None and door.makes_native:
-        values.setdefault("executors", default_executors())
+    if door is not None and door.prefers != "aten" and "executors" not in values:
+        values["executors"] = default_executors() if door.prefers == "native" else (door.prefers, "aten")
     for name in ("skip", "executors"):
         if isinstance(values.get(name), str):
             values[name] = tuple(part for part in str(values[name]).split(",") if part)

@@ -5,21 +5,44 @@ It stands first in the list of executors, and claims those calls alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
+
 from dovetail.execute.protocol import ExecutorList
-from dovetail.ir.program import Node
+from dovetail.ir.node_groups import NodeGroup
+from dovetail.ir.program import Node, Program, meta_symbols
 from dovetail.ir.sub_programs import WithSubPrograms
 from dovetail.ir.text import Names, plain_call
+from dovetail.ops.described_operands import holds_by_description
 from dovetail.ops.preconditions import checked
 
 
 class CheckedExecutor:
-    """Claims the calls of kernels that trust their operands. See `execute.protocol.Executor`."""
+    """Claims the calls of kernels that trust their operands. See `execute.protocol.GroupingExecutor`."""
 
     name = "checked"
+    groups: Mapping[int, NodeGroup] = MappingProxyType({})
+
+    def __init__(self, *, is_described: bool = False, known: Collection[Node] = ()) -> None:
+        """is_described: whether the descriptions of programs without symbols are known to be true. known: nodes whose
+        operands are known to be what their targets trust them to be.
+        """
+        self._is_described = is_described
+        self._known = known
 
     def claim(self, node: Node) -> bool:
-        """Whether the target trusts its operands."""
-        return checked(node.target) is not None
+        """Whether the target trusts its operands, and nobody knows them."""
+        return checked(node.target) is not None and node not in self._known
+
+    def bound_to(
+        self, program: Program, is_free: Callable[[Node], bool], dying: Collection[int] | None = None
+    ) -> CheckedExecutor:
+        """The executor for a program. See `execute.protocol.GroupingExecutor`."""
+        symbols = (True for value in program.inputs for _ in meta_symbols(value.meta))
+        if not self._is_described or any(symbols):
+            return self
+        known = [node for node in program.nodes if self.claim(node) and holds_by_description(node)]
+        return CheckedExecutor(is_described=True, known=frozenset(known))
 
     def call(self, names: Names, node: Node) -> str:
         """The check and the call."""
@@ -37,6 +60,6 @@ def checked_call(names: Names, node: Node) -> str:
     return executor.call(names, node) if executor.claim(node) else plain_call(names, node)
 
 
-def with_checks(executors: ExecutorList) -> ExecutorList:
-    """The list with this executor before the others."""
-    return ExecutorList((CheckedExecutor(), *executors.executors))
+def with_checks(executors: ExecutorList, *, is_described: bool = False) -> ExecutorList:
+    """The list with this executor before the others. is_described: see `CheckedExecutor`."""
+    return ExecutorList((CheckedExecutor(is_described=is_described), *executors.executors))

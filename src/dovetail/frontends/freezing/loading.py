@@ -156,7 +156,7 @@ class _Reader:
         self._allow = allow
         self._options = options
         self._known = KnownResults()
-        self._executors = with_checks(make_executors(options))
+        self._executors = with_checks(make_executors(options), is_described=True)
         self._state: frozenset[str] = frozenset()
         self._weights: frozenset[str] = frozenset()  # names that programs may hold tensors by before folding
 
@@ -202,7 +202,7 @@ class _Reader:
 
     def _finish(self, folded: Folded, executors: ExecutorList) -> RunnableProgram:
         program = finish(folded, Context(self._options), Dump(None, folded.program.name, {}))
-        return CompiledProgram(program, executors)
+        return CompiledProgram(program, executors, dying=())  # as where it is frozen: arguments are the caller's
 
     def _check_torch(self, wanted: str) -> None:
         found = installed_torch_version()

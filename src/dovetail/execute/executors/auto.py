@@ -1,0 +1,53 @@
+"""The executor that takes machine code for programs whose time goes into calls, and leaves all others to `aten`.
+
+Nothing of the machinery behind machine code is imported for programs that do not gain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from dovetail.analysis.call_bound import is_call_bound
+from dovetail.deferred import deferred
+from dovetail.execute.protocol import GroupingExecutor
+from dovetail.ir.node_groups import NodeGroup
+from dovetail.ir.program import Node, Program
+from dovetail.ir.text import Names
+
+if TYPE_CHECKING:
+    from dovetail.execute.native import executor as native
+    from dovetail.execute.native import machine
+else:
+    native = deferred("dovetail.execute.native.executor")
+    machine = deferred("dovetail.execute.native.machine")
+
+_NONE: Mapping[int, NodeGroup] = MappingProxyType({})
+
+
+class AutoExecutor:
+    """See `execute.protocol.GroupingExecutor`. Bound to a program, it is the native executor, or claims nothing."""
+
+    groups = _NONE
+
+    @property
+    def name(self) -> str:
+        """The name that it is asked for by."""
+        return "auto"
+
+    def claim(self, node: Node) -> bool:
+        """It claims no node by itself."""
+        return False
+
+    def call(self, names: Names, node: Node) -> str:
+        """Never asked for, as nothing is claimed."""
+        raise AssertionError(f"{node.target} was not claimed")
+
+    def bound_to(
+        self, program: Program, is_free: Callable[[Node], bool], dying: Collection[int] | None = None
+    ) -> GroupingExecutor:
+        """The native executor for a program whose time goes into calls, where machine code can be made; else itself."""
+        if not is_call_bound(program) or machine.unavailable():
+            return self
+        return native.NativeExecutor().bound_to(program, is_free, dying)
