@@ -8,6 +8,7 @@ import sys
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from datetime import date
+from string import Template
 from types import ModuleType
 from typing import Any
 
@@ -218,6 +219,16 @@ def _methods_with_arguments() -> Program:
     return lambda x: item.twice(x) + 0.0, arguments, lambda: None
 
 
+def _templates() -> Program:
+    template = Template("$letter")
+
+    def arguments(call: int) -> tuple[Any, ...]:
+        template.template = "$letter" * (1 + call // 2)
+        return (torch.ones(2),)
+
+    return lambda x: x * len(template.substitute(letter="a")), arguments, lambda: None
+
+
 def _methods_of_tensors() -> Program:
     tensors: Any = Tensor
 
@@ -323,6 +334,7 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
     "attributes from the first call": _attributes_from_the_first_call,
     "special methods that come to be": _special_methods_that_come_to_be,
     "methods with arguments": _methods_with_arguments,
+    "templates of texts": _templates,
     "methods of tensors": _methods_of_tensors,
     "modules in the table": _modules_in_the_table,
     "modules that make attributes": _modules_that_make_attributes,

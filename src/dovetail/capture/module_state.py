@@ -56,6 +56,9 @@ def tensor_slots(modules: Sequence[tuple[str, torch.nn.Module]]) -> list[TensorS
                 continue
             seen.add(id(module))
             prefix = ".".join(part for part in (root_name, path) if part)
+            if isinstance(module, torch.jit.ScriptModule):
+                hint = "compile the module that it was made from, or leave this part uncompiled"
+                raise UnsupportedTensor(name=prefix or "the module", kind="a module of TorchScript", hint=hint)
             for table in ("_parameters", "_buffers"):
                 for key, tensor in module.__dict__.get(table, {}).items():
                     if tensor is None or tensor.device.type == "meta":

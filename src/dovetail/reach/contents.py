@@ -19,6 +19,9 @@ from mmap import mmap
 from multiprocessing.shared_memory import ShareableList
 from operator import methodcaller
 from pathlib import PurePath
+from reprlib import Repr
+from string import Template
+from textwrap import TextWrapper
 from types import (
     BuiltinMethodType,
     CellType,
@@ -43,6 +46,7 @@ MISSING: Any = type("_Missing", (), {"__repr__": lambda _: "<nothing>"})()
 _CACHED: Any = type(lru_cache(len))
 _OF_CTYPES: Any = ctypes.c_int.__mro__[2]  # what all its classes of data derive from
 _VIEWS: Any = (type({}.keys()), type({}.values()), type({}.items()))
+_OF_ATTRIBUTES = (partialmethod, cached_property, singledispatchmethod, Template, TextWrapper, Repr)
 _BY_EQUALITY = (Decimal, Fraction, date, time, timedelta, PurePath, UUID)
 
 Parts: TypeAlias = tuple[Hashable, tuple[Any, ...]]
@@ -112,7 +116,10 @@ _PARTS: tuple[tuple[Any, Callable[[Any], Parts]], ...] = (
     (FunctionType, _of_function),
     (MethodType, lambda x: (None, (x.__func__, x.__self__))),
     (partial, lambda x: (None, (x.func, x.args, x.keywords, x.__dict__))),
-    ((partialmethod, cached_property, singledispatchmethod), lambda x: (None, (attributes_of(x),))),
+    (
+        _OF_ATTRIBUTES,
+        lambda x: (None, (attributes_of(x),)),
+    ),
     (slice, lambda x: (None, (x.start, x.stop, x.step))),
     ((staticmethod, classmethod), lambda x: (None, (x.__func__,))),
     (property, lambda x: (None, (x.fget, x.fset, x.fdel))),

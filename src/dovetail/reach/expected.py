@@ -36,7 +36,8 @@ def expected_reads(items: Iterable[Any], codes: Iterable[CodeType]) -> Iterator[
             if steps:
                 yield kind, _named(kind, "step") & held.keys()
             continue
-        known = {name for table in _TABLES for name in held.get(table) or ()}
+        tables: Any = [held.get(table) for table in _TABLES]
+        known = {name for table in tables if is_a(table, dict) for name in table}  # of TorchScript, they are none
         named = _named(kind, "forward")
         found = named & (known | held.keys() if is_library_class(kind) else known)
         inside: dict[str, Any] = held.get("_modules") or {}

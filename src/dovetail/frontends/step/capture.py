@@ -134,6 +134,7 @@ class StepCapture:
         for index, leaf in enumerate(self._given):
             if isinstance(leaf, torch.Tensor):
                 found.add_argument(index, leaf, labels.get(index, f"argument {index}"))
+        found.refuse_scripted(self._reachable.modules)
         return found
 
     def _is_kept(self, tensor: torch.Tensor) -> bool:

@@ -35,6 +35,17 @@ class FoundTensors:
         self._name = name
         self._known: set[int] = set()
 
+    def refuse_scripted(self, modules: Iterable[tuple[str, torch.nn.Module]]) -> None:
+        """Raises: UnsupportedTensor for one that a module of TorchScript holds, in C, where nothing is exchanged."""
+        for title, module in modules:
+            if isinstance(module, torch.jit.ScriptModule):
+                held = set(map(id, (*module.parameters(), *module.buffers())))
+                item = next((x for x in self.tensors if id(x.tensor) in held), None)
+                if item is not None:
+                    kind = f"a tensor of {title or 'a module'}, which TorchScript compiled"
+                    hint = "make the step with the module that it was made from"
+                    raise UnsupportedTensor(name=item.label, kind=kind, hint=hint)
+
     def add_state(self, index: int, tensor: torch.Tensor, label: str) -> None:
         """One that the reachable state holds."""
         role = Parameter(label) if isinstance(tensor, torch.nn.Parameter) else StateTensor(label)
