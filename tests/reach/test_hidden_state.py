@@ -8,6 +8,7 @@ import sys
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from datetime import date
+from pathlib import PurePath
 from string import Template
 from types import ModuleType
 from typing import Any
@@ -229,6 +230,11 @@ def _templates() -> Program:
     return lambda x: x * len(template.substitute(letter="a")), arguments, lambda: None
 
 
+def _paths() -> Program:
+    paths = [PurePath("a/b"), PurePath("a/b"), PurePath("a/b/c"), PurePath("a"), PurePath("a/b")]
+    return _read_from(paths, lambda path, x: x * len(path.parts) + len(str(path)))
+
+
 def _methods_of_tensors() -> Program:
     tensors: Any = Tensor
 
@@ -305,6 +311,20 @@ def _objects_that_show_no_attributes() -> Program:
     return lambda x: x * promise.scale, arguments, lambda: None
 
 
+def _graphs_that_are_edited() -> Program:
+    graph = torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Sigmoid()))
+
+    def arguments(call: int) -> tuple[Any, ...]:
+        if call in (2, 4):
+            output = next(iter(reversed(graph.graph.nodes)))
+            with graph.graph.inserting_before(output):
+                output.args = (graph.graph.call_function(torch.neg, output.args),)
+            graph.recompile()
+        return (torch.ones(2),)
+
+    return lambda x: graph(x) + 0.0, arguments, lambda: None
+
+
 def _weights_by_argument() -> Program:
     model = torch.nn.Linear(2, 2).requires_grad_(False)
     known = model.weight
@@ -335,11 +355,13 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
     "special methods that come to be": _special_methods_that_come_to_be,
     "methods with arguments": _methods_with_arguments,
     "templates of texts": _templates,
+    "paths of files": _paths,
     "methods of tensors": _methods_of_tensors,
     "modules in the table": _modules_in_the_table,
     "modules that make attributes": _modules_that_make_attributes,
     "lengths of queues": _lengths_of_queues,
     "objects that show no attributes": _objects_that_show_no_attributes,
+    "graphs that are edited": _graphs_that_are_edited,
     "weights by argument": _weights_by_argument,
 }
 

@@ -172,7 +172,7 @@ class Recorder(RecordsSparse, RecordsFacts, PlainMode):
                     what="the storage (`.data = ...`)", name=value.name, origin=self._origins.here()
                 )
             return value
-        assert not is_fake(tensor), f"a fake tensor {tuple(tensor.shape)} that was not created while recording"
+        assert not is_fake(tensor), f"a tensor {tuple(tensor.shape)} made where nothing is recorded: by another thread?"
         name = f"constant_{len(self.constants)}"
         value = self._bind(tensor, Value(name, self._describe(tensor, name)))
         self.constants.append((tensor, self._note_given(value, tensor)))

@@ -71,7 +71,7 @@ def changes_of(reads: Reads, is_made: Callable[[Any], bool], is_known: Callable[
             yield ReadChange(f"{name_of(kind)}.{name}", old, now, put)
     for owner, descriptor, old in reads.descriptors.values():
         now = in_slot(owner, descriptor)
-        if not (_is_same(old, now) or is_left_out(owner)):
+        if not (_is_same(old, now) or is_left_out(owner) or _is_a_memo(owner, old)):
             put = partial(descriptor.__delete__, owner) if old is MISSING else partial(descriptor.__set__, owner, old)
             yield ReadChange(f"{name_of(type(owner))}.{descriptor.__name__}", old, now, put)
     for cell, name, old in reads.cells.values():
@@ -93,6 +93,11 @@ def changes_of(reads: Reads, is_made: Callable[[Any], bool], is_known: Callable[
 def _is_librarys(owner: Any) -> bool:
     """Whether an object is a library's own, which remembers for itself: an operator that was looked up, say."""
     return is_a(owner, type) or (is_library_class(type(owner)) and kind_of(type(owner)) not in LOOKED_INTO)
+
+
+def _is_a_memo(owner: Any, old: Any) -> bool:
+    """Whether an object of a library's fills a slot of its own, to find there what it has worked out: a path's text."""
+    return old is MISSING and _is_librarys(owner)
 
 
 def _is_same(old: Any, now: Any) -> bool:

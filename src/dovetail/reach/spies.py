@@ -59,7 +59,8 @@ class Spies:
         """Let the objects of a class report."""
         if kind.__flags__ & _IMMUTABLE_TYPE or not is_heap_type(kind):
             return
-        if issubclass(kind, _OF_RECORDINGS) or module_of(kind).startswith(_ALONE):
+        is_alone = module_of(kind).startswith(_ALONE) and not issubclass(kind, torch.fx.GraphModule)
+        if is_alone or issubclass(kind, _OF_RECORDINGS):
             return
         if id(kind) not in self._installed:
             self._installed.add(id(kind))
