@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
@@ -63,4 +64,11 @@ def _flops(node: Node, known: Mapping[str, Number]) -> int | None:
     args = [with_numbers(map_operands(operand, shape), known) for operand in node.args]
     kwargs = {name: with_numbers(map_operands(operand, shape), known) for name, operand in node.kwargs}
     results = [None if value is None else shape(value) for value in node.outputs]
+    if not kwargs and not node.unpack and all(isinstance(arg, torch.Size) for arg in args):
+        return _flops_of_shapes(node.target, tuple(args), results[0])
     return flops_of(node.target, args, kwargs, results if node.unpack else results[0])
+
+
+@lru_cache(maxsize=256)
+def _flops_of_shapes(target: Overload, args: tuple[torch.Size, ...], result: torch.Size) -> int | None:
+    return flops_of(target, args, {}, result)

@@ -16,8 +16,9 @@ from dovetail.ir.signature import Gradient, UserOutput
 from dovetail.partition.policy import Policy
 from dovetail.partition.whole.apply import apply_schedule
 from dovetail.partition.whole.check import verify_whole
-from dovetail.partition.whole.choose import Ladder, largest_node
+from dovetail.partition.whole.choose import Ladder
 from dovetail.partition.whole.problem import NEVER, WholeProblem, build_whole_problem
+from dovetail.partition.whole.rungs import largest_node
 from dovetail.partition.whole.schedule import Schedule
 from dovetail.partition.whole.solve import solve_quickly, solve_whole
 from tests.partition.joint_programs import DRAW, POINTWISE, PRODUCT, VIEW, Maker, random_program

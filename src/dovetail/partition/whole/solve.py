@@ -23,11 +23,11 @@ from dovetail.partition.whole.bounds import Bound, Plan, Position, bound_work, l
 from dovetail.partition.whole.exact import MOST_STATES, search_best
 from dovetail.partition.whole.problem import NEVER, WholeProblem
 from dovetail.partition.whole.schedule import Move, Run, Schedule, schedule_of
-from dovetail.partition.whole.walk import NO_MOST, Most, walk
+from dovetail.partition.whole.walk import NO_MOST, Most, Walker
 
 _WEIGHTS = (0.5, 0.25, 0.0)  # what the time to the next use counts for, as an exponent
 _SHARES = (1.0, 0.25, 0.0)  # what counts of the time of transfers
-_QUICK = (0.25, 0.5, 0.0)  # as `_WEIGHTS`, for quick solutions, the best one first
+QUICK = (0.25, 0.5, 0.0)  # as `_WEIGHTS`, for quick solutions, the best one first
 _QUICK_STEPS = 24_000  # nodes that are walked over for one of these
 _ALONG, _AGAINST = 1 / 1024, 1024  # what storages count for that a plan drops, or keeps
 _STEPS = 50_000  # nodes that are walked over to improve a schedule
@@ -45,24 +45,32 @@ def solve_quickly(problem: WholeProblem, limit_bytes: int) -> Schedule:
 class Quick:
     """What a few walks find under a limit: walked as far as it is asked for."""
 
-    def __init__(self, problem: WholeProblem, limit_bytes: int) -> None:
+    def __init__(
+        self,
+        problem: WholeProblem,
+        limit_bytes: int,
+        walker: Walker | None = None,
+        weights: tuple[float, ...] | None = None,
+    ) -> None:
+        """walker: of the problem. weights: exponents in the order in which they are tried, of long programs not all."""
         self._problem = problem
-        self._limit = limit_bytes
-        self._weights = _QUICK[: max(1, min(len(_QUICK), _QUICK_STEPS // max(1, len(problem.reads))))]
+        self.walker = walker or Walker(problem)
+        self.limit_bytes = limit_bytes
+        self._weights = (QUICK if weights is None else weights)[: quick_walks(problem)]
         self._walked: dict[float, Schedule] = {}
 
     @cached_property
     def best(self) -> tuple[Schedule, float | None]:
         """See `solve_quickly`; and the share of the time of transfers that counted for it."""
-        problem, limit, best, share = self._problem, self._limit, None, None
+        problem, limit, best, share = self._problem, self.limit_bytes, None, None
         for weight in self._weights:
-            found = self._walked.get(weight) or walk(problem, limit, weight, _NONE, most=_most_of(best, limit))
+            found = self._walked.get(weight) or self.walker.walk(limit, weight, _NONE, most=_most_of(best, limit))
             if found is not None and (best is None or _order(found, limit) < _order(best, limit)):
                 best = found
         assert best is not None, "the first walk is not given up"
         if problem.writes and (best.work or best.peak_bytes > limit):
             for other, weight in product(_SHARES, self._weights):
-                found = walk(problem, limit, weight, _NONE, other)
+                found = self.walker.walk(limit, weight, _NONE, other)
                 if found is not None and _order(found, limit) < _order(best, limit):
                     best, share = found, other
         return best, share
@@ -70,14 +78,14 @@ class Quick:
     def keeps(self, most_work: float = NEVER) -> bool:
         """Whether the best one keeps the limit, with no more work than that."""
         if self._problem.writes or "best" in vars(self):
-            return self.best[0].peak_bytes <= self._limit and self.best[0].work <= most_work
+            return self.best[0].peak_bytes <= self.limit_bytes and self.best[0].work <= most_work
         for weight in self._weights:
             found = self._walked.get(weight)
             if found is None:
-                found = walk(self._problem, self._limit, weight, _NONE, most=Most(self._limit, most_work))
+                found = self.walker.walk(self.limit_bytes, weight, _NONE, most=Most(self.limit_bytes, most_work))
             if found is not None:
                 self._walked[weight] = found
-                if found.peak_bytes <= self._limit and found.work <= most_work:
+                if found.peak_bytes <= self.limit_bytes and found.work <= most_work:
                     return True
         return False
 
@@ -100,6 +108,11 @@ def solve_whole(
     return _Solver(problem, limit_bytes, at_least, at_most, quick or Quick(problem, limit_bytes)).schedule(most_states)
 
 
+def quick_walks(problem: WholeProblem) -> int:
+    """How many exponents are tried for a quick solution."""
+    return max(1, min(len(QUICK), _QUICK_STEPS // max(1, len(problem.reads))))
+
+
 def _order(schedule: Schedule, limit_bytes: int) -> tuple[int, int]:
     return max(schedule.peak_bytes, limit_bytes), schedule.work
 
@@ -120,6 +133,7 @@ class _Solver:
         self.limit = limit
         self.at_least = at_least
         self.at_most = at_most
+        self.walk = quick.walker.walk
         self.best, self.share = quick.best
         self.counts: Mapping[int, float] = _NONE
         self.weight = _WEIGHTS[0]
@@ -156,7 +170,7 @@ class _Solver:
             self._try(weight, counts)
 
     def _try(self, weight: float, counts: Mapping[int, float]) -> None:
-        found = walk(self.problem, self.limit, weight, counts, self.share, _most_of(self.best, self.limit))
+        found = self.walk(self.limit, weight, counts, self.share, _most_of(self.best, self.limit))
         if found is None:
             return
         if found.work >= self.at_least and _order(found, self.limit) <= _order(self.best, self.limit):

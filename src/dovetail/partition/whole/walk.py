@@ -48,25 +48,64 @@ def walk(
     share: float | None = None,
     most: Most = NO_MOST,
 ) -> Schedule | None:
-    """The schedule that comes of dropping the cheapest storages where the limit is met.
+    """See `Walker.walk`."""
+    return Walker(problem).walk(limit_bytes, weight, counts, share, most)
 
-    weight: an exponent, of the time to the next use. counts: factors of the prices of some storages. share: of the time
-    of transfers that counts as work; None: no contents leave. most: where more is needed, the walk ends, and gives
-    None; not where contents may leave.
-    """
-    found = _Walk(problem, limit_bytes, weight, counts, share).schedule(most if share is None else NO_MOST)
-    if found is None or share is None or not any(isinstance(run, Move) for run in found.runs):
-        return found
-    return schedule_of(problem, with_beginnings(problem, found.runs, limit_bytes))
+
+class Walker:
+    """Walks over one problem. firsts: the first run of each node. ending: the storages that each node uses last."""
+
+    def __init__(self, problem: WholeProblem) -> None:
+        self.problem = problem
+        self.firsts = [Run(at, made) for at, made in enumerate(problem.makes)]
+        self.ending: list[list[int]] = [[] for _ in problem.reads]
+        for storage, end in enumerate(problem.ends):
+            if end != NEVER:
+                self.ending[end].append(storage)
+        self._prices: dict[float, list[float]] = {}
+
+    def walk(
+        self,
+        limit_bytes: int,
+        weight: float,
+        counts: Mapping[int, float],
+        share: float | None = None,
+        most: Most = NO_MOST,
+    ) -> Schedule | None:
+        """The schedule that comes of dropping the cheapest storages where the limit is met.
+
+        weight: an exponent, of the time to the next use. counts: factors of the prices of some storages. share: of the
+        time of transfers that counts as work; None: no contents leave. most: where more is needed, the walk ends, and
+        gives None; not where contents may leave.
+        """
+        found = _Walk(self, limit_bytes, weight, counts, share).schedule(most if share is None else NO_MOST)
+        if found is None or share is None or not any(isinstance(run, Move) for run in found.runs):
+            return found
+        return schedule_of(self.problem, with_beginnings(self.problem, found.runs, limit_bytes))
+
+    def prices(self, weight: float) -> list[float]:
+        """What storages cost right after they are made, when all is there that they are made of."""
+        known = self._prices.get(weight)
+        if known is None:
+            problem = self.problem
+            known = self._prices[weight] = [
+                problem.costs[maker] / size / (uses[0] - maker) ** weight if can_drop and size and uses else 0.0
+                for can_drop, maker, size, uses in zip(
+                    problem.can_drop, problem.makers, problem.sizes, problem.uses, strict=True
+                )
+            ]
+        return known
 
 
 class _Walk:
     """away: storages whose contents are in the file."""
 
     def __init__(
-        self, problem: WholeProblem, limit: int, weight: float, counts: Mapping[int, float], share: float | None
+        self, walker: Walker, limit: int, weight: float, counts: Mapping[int, float], share: float | None
     ) -> None:
-        self.problem = problem
+        self.walker = walker
+        self.problem = problem = walker.problem
+        self.prices = walker.prices(weight)
         self.share = share if problem.writes else None
         self.away: set[int] = set()
         self.times = [0, *accumulate(problem.costs)] if self.share is not None else []
@@ -82,28 +121,25 @@ class _Walk:
 
     def schedule(self, most: Most) -> Schedule | None:
         """Walk the program; None where more is needed than that."""
-        problem, held, ends = self.problem, self.held, self.problem.ends
+        problem, held, runs, scratch = self.problem, self.held, self.runs, self.problem.scratch
+        firsts, ending = self.walker.firsts, self.walker.ending
         most_runs = _MOST_RUNS * len(problem.reads)
         for at, (reads, made) in enumerate(zip(problem.reads, problem.makes, strict=True)):
-            if self.work > self.most_work or len(self.runs) > most_runs:
-                self.limit = NEVER  # it does not fit
+            for storage in reads:
+                if storage not in held:
+                    self._make(reads, at)
+                    break
+            if made or scratch[at] or self.live > self.limit:
+                self._run(at, made, reads)
+            else:
+                runs.append(firsts[at])
+            for storage in ending[at]:
+                self._let_go(storage)
             if self.peak > most.peak_bytes or self.work > most.work:
                 return None
-            if not all(map(held.__contains__, reads)):
-                self._make(reads, at)
-            if made or problem.scratch[at] or self.live > self.limit:
-                self._run(at, reads)
-            else:
-                self.runs.append(Run(at, ()))
-            for storage in reads:
-                if ends[storage] <= at:
-                    self._let_go(storage)
-            for storage in made:
-                if ends[storage] <= at:
-                    self._let_go(storage)
-        if self.peak > most.peak_bytes or self.work > most.work:
-            return None
-        return Schedule(tuple(self.runs), self.peak, self.work)
+            if self.work > self.most_work or len(runs) > most_runs:
+                self.limit = NEVER  # it does not fit
+        return Schedule(tuple(runs), self.peak, self.work)
 
     # --- memory
 
@@ -130,9 +166,9 @@ class _Walk:
         self.live -= size
         return size
 
-    def _run(self, node: int, locked: Collection[int]) -> None:
+    def _run(self, node: int, made: tuple[int, ...], locked: Collection[int]) -> None:
         """Run a node for the first time."""
-        problem, in_use, made = self.problem, self.in_use, self.problem.makes[node]
+        problem, held, in_use = self.problem, self.held, self.in_use
         sizes, places, need = problem.sizes, problem.places, problem.scratch[node]
         for place in {places[storage] for storage in made} if len(made) > 1 else [places[storage] for storage in made]:
             if place != -1 and place not in in_use:
@@ -141,11 +177,22 @@ class _Walk:
             self._drop(self.live + need - self.limit, node, locked)
         if self.live + need > self.peak:
             self.peak = self.live + need
-        self.runs.append(Run(node, made))
+        self.runs.append(self.walker.firsts[node])
         for storage in made:
-            self._hold(storage, places[storage])
-            if sizes[storage] and places[storage] != -1:
-                self._offer(storage, node, node)
+            place = held[storage] = places[storage]
+            if place == -1:
+                continue
+            count = in_use.get(place, 0)
+            if not count:
+                self.live += sizes[place]
+            in_use[place] = count + 1
+            if not sizes[storage]:
+                continue
+            if self.share is not None:
+                self._offer(storage, node)
+            elif problem.can_drop[storage]:
+                price = self.prices[storage]
+                heappush(self.heap, (price * self.counts[storage] if storage in self.counts else price, storage))
 
     def _run_again(self, node: int, at: int, locked: Collection[int]) -> None:
         problem, sizes, in_use = self.problem, self.problem.sizes, self.in_use
@@ -163,16 +210,17 @@ class _Walk:
         for storage in fresh:
             self._hold(storage, -2 - storage)
         for storage in fresh:
-            if sizes[storage]:
-                self._offer(storage, node, at)
+            if not sizes[storage]:
+                continue
+            if self.share is not None:
+                self._offer(storage, at)
+            elif problem.can_drop[storage]:
+                heappush(self.heap, (self._price(storage, at, problem.costs[node]), storage))
 
-    def _offer(self, storage: int, maker: int, at: int) -> None:
-        """Let a storage be dropped that was made now, so that all is there that it is made of."""
+    def _offer(self, storage: int, at: int) -> None:
+        """Let a storage be dropped, or leave, that was made now."""
         problem = self.problem
-        if self.share is None:
-            if problem.can_drop[storage]:
-                heappush(self.heap, (self._price(storage, at, problem.costs[maker]), storage))
-        elif problem.can_drop[storage] or self._may_leave(storage):
+        if problem.can_drop[storage] or self._may_leave(storage):
             heappush(self.heap, (self._price(storage, at), storage))
 
     # --- making again
@@ -283,17 +331,19 @@ class _Walk:
         cost: float = known if known is not None else self._cost(storage) if problem.can_drop[storage] else NEVER
         if self.share is not None:
             cost = min(cost, self._cost_away(storage, uses[place]))
-        price = cost / problem.sizes[storage] / (uses[place] - at) ** self.weight
-        return float(price * self.counts.get(storage, 1.0))
+        price: float = cost / problem.sizes[storage] / (uses[place] - at) ** self.weight
+        return price * self.counts[storage] if storage in self.counts else price
 
     def _cost(self, storage: int) -> int:
         """The work of all nodes that would run to make a storage again, given what is there."""
         problem, held, away = self.problem, self.held, self.away
         makers, reads, costs = problem.makers, problem.reads, problem.costs
         first = makers[storage]
-        cost, missing = costs[first], [read for read in reads[first] if read not in held]
-        if not missing:
-            return cost
+        for read in reads[first]:
+            if read not in held:
+                break
+        else:
+            return costs[first]
         stack, seen = [first], {first}
         cost = 0
         while stack and len(seen) < _LONGEST_CHAIN:
@@ -302,9 +352,11 @@ class _Walk:
             for read in reads[node]:
                 if read in held:
                     continue
-                if read in away:
+                if away and read in away:
                     cost += int((self.share or 0) * problem.fetches[read])
-                elif makers[read] not in seen:
-                    seen.add(makers[read])
-                    stack.append(makers[read])
+                    continue
+                maker = makers[read]
+                if maker not in seen:
+                    seen.add(maker)
+                    stack.append(maker)
         return cost
