@@ -13,13 +13,13 @@ search ends with there is room for one more, that of a schedule that was looked 
 Below all rungs are schedules for the lowest limits that the solver keeps, the one with the least work of them always,
 and the others for limits that it does not keep.
 
-To weigh a long program takes long. So there the rungs are searched by the peaks that the solver counts, and only what
-is found is weighed. If its peak is not what was counted, the rungs are searched again by peaks that are weighed.
+To weigh a long program takes long. So there the rungs are searched by the peaks that are expected, and only what is
+found is weighed. If its peak is another one, the rungs are searched again by peaks that are weighed.
 
 Only schedules and numbers are kept of the programs that are weighed.
 
 Cost: up to twelve times that of the quick solver, that of the other one twice, and ten times that of re-inplacing; of
-long programs once or twice that of re-inplacing where peaks are those that are counted.
+long programs once or twice that of re-inplacing where peaks are those that are expected.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from dovetail.partition.choose import work_to_spare
 from dovetail.partition.whole.bounds import live_bytes
 from dovetail.partition.whole.problem import WholeProblem
 from dovetail.partition.whole.rungs import LOWEST, Rungs, rungs_for
-from dovetail.partition.whole.schedule import Act, Schedule, live_during
+from dovetail.partition.whole.schedule import Act, Schedule, expected_peak
 
 _LONG = 500  # nodes of a program that is not weighed at each rung
 _FURTHER = 3  # rungs below the one that was found which better schedules may reach
@@ -72,29 +72,29 @@ class Ladder:
         self.problem = problem
         self.peak_bytes = peak_bytes
         rungs = Rungs(problem, peak_bytes, rungs_for(len(problem.reads), is_weighed=True))
-        self._weighed, self._counted = _Curve(rungs, peak_bytes, weigh), None
+        self._weighed, self._expected = _Curve(rungs, peak_bytes, weigh), None
         if len(problem.reads) >= _LONG and not problem.writes and max(live_bytes(problem)) == peak_bytes:
             count = rungs_for(len(problem.reads), is_weighed=False)
             more = rungs if rungs.count == count else Rungs(problem, peak_bytes, count)
-            self._counted = _Curve(more, peak_bytes, lambda schedule: max(live_during(problem, schedule.runs)))
+            self._expected = _Curve(more, peak_bytes, lambda schedule: expected_peak(problem, schedule.runs))
 
     def frugal(self) -> Weighed | None:
         """The lowest peak for two percent of work at most; None where none is lower."""
-        found = None if self._counted is None else self._counted.frugal()
-        return found if found is not None and self._is_as_counted(found) else self._weighed.frugal()
+        found = None if self._expected is None else self._expected.frugal()
+        return found if found is not None and self._is_as_expected(found) else self._weighed.frugal()
 
     def under(self, limit_bytes: int) -> Choice:
         """The least work for a peak below a limit, which the program as it is does not keep."""
-        if self._counted is not None:
-            choice = self._counted.under(limit_bytes)
+        if self._expected is not None:
+            choice = self._expected.under(limit_bytes)
             found = choice.chosen or choice.lowest
-            if found is not None and self._is_as_counted(found):
+            if found is not None and self._is_as_expected(found):
                 return choice
         return self._weighed.under(limit_bytes)
 
     def keeps(self, limit_bytes: int) -> bool:
         """Whether there is a schedule under a limit. Looks at no more schedules than that asks for."""
-        if self._counted is None:
+        if self._expected is None:
             return self._weighed.keeps(limit_bytes)
         return self.peak_bytes <= limit_bytes or self.floor_bytes() <= limit_bytes
 
@@ -104,18 +104,18 @@ class Ladder:
 
     @cached_property
     def _lowest(self) -> Weighed:
-        found = None if self._counted is None else self._counted.lowest()
-        return found if found is not None and self._is_as_counted(found) else self._weighed.lowest()
+        found = None if self._expected is None else self._expected.lowest()
+        return found if found is not None and self._is_as_expected(found) else self._weighed.lowest()
 
     def curve(self, halvings: int) -> tuple[Weighed, ...]:
         """Points that limits get, the lowest peak first; each needs less work than those of lower peaks.
 
         halvings: how often the rungs are halved; each time there are twice as many points.
         """
-        found = () if self._counted is None else self._counted.curve(halvings)
-        return found if found and all(map(self._is_as_counted, found)) else self._weighed.curve(halvings)
+        found = () if self._expected is None else self._expected.curve(halvings)
+        return found if found and all(map(self._is_as_expected, found)) else self._weighed.curve(halvings)
 
-    def _is_as_counted(self, found: Weighed) -> bool:
+    def _is_as_expected(self, found: Weighed) -> bool:
         return self._weighed.of(found.schedule).peak_bytes == found.peak_bytes
 
 

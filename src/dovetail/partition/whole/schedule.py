@@ -6,7 +6,8 @@ nothing runs, because what is waited for is not there, counts as work.
 
 Memory is counted as the solvers count it. The first time, results lie where the problem says (`places`), later in
 memory of their own. What nobody reads before it is made again, or to the end, is free at once; results of a node that
-runs again for another one of its results are there while it runs.
+runs again for another one of its results are there while it runs. `expected_peak` allows for one thing more: what is
+written over an operand the first time is written over what stands for that, if nobody reads it later.
 """
 
 from __future__ import annotations
@@ -80,9 +81,17 @@ def schedule_of(problem: WholeProblem, runs: Sequence[Act]) -> Schedule:
     return Schedule(tuple(runs), max(live_during(problem, runs), default=0), work + waiting, waiting=waiting)
 
 
+def expected_peak(problem: WholeProblem, runs: Sequence[Act]) -> int:
+    """The peak of the program that these runs make, once it works in place."""
+    return max(_live_bytes(problem, runs, _lives(problem, runs, in_place=True)), default=0)
+
+
 def live_during(problem: WholeProblem, runs: Sequence[Act]) -> list[int]:
     """Bytes that are live during each run, scratch included."""
-    lives = _lives(problem, runs)
+    return _live_bytes(problem, runs, _lives(problem, runs))
+
+
+def _live_bytes(problem: WholeProblem, runs: Sequence[Act], lives: Sequence[_Life]) -> list[int]:
     born: list[list[_Life]] = [[] for _ in runs]
     dying: list[list[_Life]] = [[] for _ in runs]
     for life in lives:
@@ -167,10 +176,11 @@ class _Life:
     last: int
 
 
-def _lives(problem: WholeProblem, runs: Sequence[Act]) -> list[_Life]:
-    """Of all storages that lie in memory which the program makes."""
+def _lives(problem: WholeProblem, runs: Sequence[Act], *, in_place: bool = False) -> list[_Life]:
+    """Of all storages that lie in memory which the program makes. in_place: see `expected_peak`."""
     lives: list[_Life] = []
     now: dict[int, _Life] = {}
+    written: list[tuple[_Life, list[_Life]]] = []  # what may be written over others, if these end then
     done = 0
     for at, run in enumerate(runs):
         if isinstance(run, Move):
@@ -191,6 +201,13 @@ def _lives(problem: WholeProblem, runs: Sequence[Act]) -> list[_Life]:
                 life.last = len(runs)
             if again or place >= 0:
                 lives.append(life)
+            if in_place and place >= 0:
+                over = [now[r] for r in problem.reads[run.node] if problem.places[r] == place and r != storage]
+                written += [(life, over)] if over else []
             if storage in run.makes:
                 now[storage] = life
+    for life, over in written:
+        ending = [one for one in over if one.last == life.first and one.size_bytes == life.size_bytes]
+        if ending and all(one.memory != life.memory for one in over):
+            life.memory = ending[0].memory
     return lives
