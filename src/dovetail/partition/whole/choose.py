@@ -24,17 +24,16 @@ long programs once or twice that of re-inplacing where peaks are those that are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from dovetail.partition.choose import work_to_spare
 from dovetail.partition.whole.bounds import live_bytes
 from dovetail.partition.whole.problem import WholeProblem
-from dovetail.partition.whole.rungs import LOWEST, Rungs, rungs_for
+from dovetail.partition.whole.rungs import LONG, LOWEST, Rungs, rungs_for
 from dovetail.partition.whole.schedule import Act, Schedule, expected_peak
 
-_LONG = 500  # nodes of a program that is not weighed at each rung
 _FURTHER = 3  # rungs below the one that was found which better schedules may reach
 
 
@@ -73,7 +72,7 @@ class Ladder:
         self.peak_bytes = peak_bytes
         rungs = Rungs(problem, peak_bytes, rungs_for(len(problem.reads), is_weighed=True))
         self._weighed, self._expected = _Curve(rungs, peak_bytes, weigh), None
-        if len(problem.reads) >= _LONG and not problem.writes and max(live_bytes(problem)) == peak_bytes:
+        if len(problem.reads) >= LONG and not problem.writes and max(live_bytes(problem)) == peak_bytes:
             count = rungs_for(len(problem.reads), is_weighed=False)
             more = rungs if rungs.count == count else Rungs(problem, peak_bytes, count)
             self._expected = _Curve(more, peak_bytes, lambda schedule: expected_peak(problem, schedule.runs))
@@ -85,12 +84,14 @@ class Ladder:
 
     def under(self, limit_bytes: int) -> Choice:
         """The least work for a peak below a limit, which the program as it is does not keep."""
-        if self._expected is not None:
-            choice = self._expected.under(limit_bytes)
-            found = choice.chosen or choice.lowest
-            if found is not None and self._is_as_expected(found):
+        if self._expected is None:
+            return self._weighed.under(limit_bytes)
+        found = self._expected.under(limit_bytes).chosen
+        if found is not None:
+            choice = Choice(found) if self._is_as_expected(found) else self._weighed.under(limit_bytes)
+            if choice.chosen is not None:
                 return choice
-        return self._weighed.under(limit_bytes)
+        return _lowest_of(self._lowest_ones, limit_bytes)
 
     def keeps(self, limit_bytes: int) -> bool:
         """Whether there is a schedule under a limit. Looks at no more schedules than that asks for."""
@@ -100,12 +101,13 @@ class Ladder:
 
     def floor_bytes(self) -> int:
         """The lowest peak that is found."""
-        return self._lowest.peak_bytes
+        return min([weighed.peak_bytes for weighed in self._lowest_ones])
 
     @cached_property
-    def _lowest(self) -> Weighed:
-        found = None if self._expected is None else self._expected.lowest()
-        return found if found is not None and self._is_as_expected(found) else self._weighed.lowest()
+    def _lowest_ones(self) -> tuple[Weighed, ...]:
+        """Schedules for the lowest limits, all of them weighed."""
+        curve = self._expected or self._weighed
+        return tuple([self._weighed.of(weighed.schedule) for weighed in curve.lowest_ones()])
 
     def curve(self, halvings: int) -> tuple[Weighed, ...]:
         """Points that limits get, the lowest peak first; each needs less work than those of lower peaks.
@@ -149,10 +151,7 @@ class _Curve:
         """The least work for a peak below a limit, which the program as it is does not keep."""
         first = self._first()
         if first.peak_bytes > limit_bytes:
-            lowest = self._lowest_points()
-            fits = [weighed for weighed in lowest if weighed.peak_bytes <= limit_bytes]
-            best = min(fits, key=lambda weighed: (weighed.work, weighed.peak_bytes), default=None)
-            return Choice(best, self.lowest())
+            return _lowest_of(self.lowest_ones(), limit_bytes)
         below, above = first, None
         low, high = self._rungs.bottom + 1, self._rungs.count
         while low < high:  # the highest rung whose peak is low enough is below `high`
@@ -167,11 +166,11 @@ class _Curve:
     def keeps(self, limit_bytes: int) -> bool:
         """Whether there is a schedule under a limit. Looks at no more schedules than that asks for."""
         known = [self.peak_bytes, self._first().peak_bytes]
-        return min(known) <= limit_bytes or self.lowest().peak_bytes <= limit_bytes
+        return min(known) <= limit_bytes or min([one.peak_bytes for one in self.lowest_ones()]) <= limit_bytes
 
-    def lowest(self) -> Weighed:
-        """The one with the lowest peak that is found."""
-        return min([self._first(), *self._lowest_points()], key=lambda weighed: (weighed.peak_bytes, weighed.work))
+    def lowest_ones(self) -> tuple[Weighed, ...]:
+        """Schedules for the lowest limits, the first point among them."""
+        return (self._first(), *self._lowest_points())
 
     def curve(self, halvings: int) -> tuple[Weighed, ...]:
         """Points that limits get, the lowest peak first; each needs less work than those of lower peaks.
@@ -245,3 +244,10 @@ class _Curve:
         if schedule.runs not in self._peaks:
             self._peaks[schedule.runs] = self._peak_of(schedule)
         return Weighed(schedule, self._peaks[schedule.runs])
+
+
+def _lowest_of(found: Sequence[Weighed], limit_bytes: int) -> Choice:
+    """The one with the least work that keeps a limit; and the lowest one."""
+    fits = [weighed for weighed in found if weighed.peak_bytes <= limit_bytes]
+    best = min(fits, key=lambda weighed: (weighed.work, weighed.peak_bytes), default=None)
+    return Choice(best, min(found, key=lambda weighed: (weighed.peak_bytes, weighed.work)))

@@ -12,9 +12,10 @@ from functools import cached_property
 from dovetail.partition.whole.bounds import lowest_peak
 from dovetail.partition.whole.problem import NEVER, WholeProblem
 from dovetail.partition.whole.schedule import Schedule
-from dovetail.partition.whole.solve import QUICK, Quick, quick_walks, solve_whole
+from dovetail.partition.whole.solve import QUICK, Quick, solve_whole
 from dovetail.partition.whole.walk import Walker
 
+LONG = 500  # nodes
 LOWEST = 3  # rungs at the lower end that are looked at for the lowest peak
 _MOST_RUNGS, _LEAST_RUNGS = 64, 8
 _STEPS = 1_500_000  # nodes on all rungs, above which there are fewer rungs
@@ -32,6 +33,7 @@ class Rungs:
         self.count = count
         self._peak = peak_bytes
         self._low = min(largest_node(problem), peak_bytes)
+        self._is_long = len(problem.reads) >= LONG and not problem.writes
         self._is_small = sum(problem.can_drop) <= _FEW_STORAGES
         self._schedules: dict[int, Schedule] = {}
         self._walker = Walker(problem)
@@ -51,8 +53,8 @@ class Rungs:
 
     @cached_property
     def _weights(self) -> tuple[float, ...]:
-        """Exponents for quick solutions. Long programs do not try all of them: the best one half way up comes first."""
-        if self.problem.writes or quick_walks(self.problem) == len(QUICK):
+        """Exponents for quick solutions: those first, for long programs, that were best half way up."""
+        if not self._is_long:
             return QUICK
         limit = self.budget(self.count // 2)
 
@@ -80,12 +82,12 @@ class Rungs:
             self._searched[key] = found
         return self._searched[key]
 
-    def fits(self, rung: int, most_work: float = NEVER) -> bool:
-        """Whether a rung's schedule keeps its limit, with no more work than that."""
+    def fits(self, rung: int, most_work: float = NEVER, walks: int = len(QUICK)) -> bool:
+        """Whether a rung's schedule keeps its limit, with no more work than that. walks: that are asked at most."""
         if self.budget(rung) < self._least:
             return False  # none does
         if not self._is_small:
-            return self.quick(rung).keeps(most_work)
+            return self.quick(rung).keeps(most_work, walks)
         schedule = self.schedule(rung)
         return schedule.peak_bytes <= self.budget(rung) and schedule.work <= most_work
 
@@ -107,10 +109,11 @@ class Rungs:
         The lowest rung that fits is mostly close to what no schedule can do better, so it is looked for from there on.
         """
         low = next((rung for rung in range(self.count) if self.budget(rung) >= self._least), self.count)
+        walks = 1 if self._is_long else len(QUICK)  # those without an end take longest
         step, high = (1, low) if self._least else (0, self.count)
-        while high < self.count and not self.fits(high):
+        while high < self.count and not self.fits(high, walks=walks):
             low, high, step = high + 1, high + step, 2 * step
-        found = self.lowest(self.fits, low, min(high, self.count))
+        found = self.lowest(lambda rung: self.fits(rung, walks=walks), low, min(high, self.count))
         return min((0 if found is None else found) + LOWEST, self.count) - 1
 
     @cached_property

@@ -75,11 +75,11 @@ class Quick:
                     best, share = found, other
         return best, share
 
-    def keeps(self, most_work: float = NEVER) -> bool:
-        """Whether the best one keeps the limit, with no more work than that."""
+    def keeps(self, most_work: float = NEVER, walks: int = len(QUICK)) -> bool:
+        """Whether the best one keeps the limit, with no more work than that. walks: that are asked at most."""
         if self._problem.writes or "best" in vars(self):
             return self.best[0].peak_bytes <= self.limit_bytes and self.best[0].work <= most_work
-        for weight in self._weights:
+        for weight in self._weights[:walks]:
             found = self._walked.get(weight)
             if found is None:
                 found = self.walker.walk(self.limit_bytes, weight, _NONE, most=Most(self.limit_bytes, most_work))

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping
+from functools import partial
 from heapq import heappop, heappush
 from itertools import accumulate
 from typing import NamedTuple
@@ -195,26 +196,32 @@ class _Walk:
                 heappush(self.heap, (price * self.counts[storage] if storage in self.counts else price, storage))
 
     def _run_again(self, node: int, at: int, locked: Collection[int]) -> None:
-        problem, sizes, in_use = self.problem, self.problem.sizes, self.in_use
-        made, need = problem.makes[node], problem.scratch[node]
+        problem, sizes, held, in_use = self.problem, self.problem.sizes, self.held, self.in_use
+        made, need, can_drop = problem.makes[node], problem.scratch[node], problem.can_drop
+        fresh = []
         for storage in made:
-            if problem.can_drop[storage] and in_use.get(self.held.get(storage, -1)) == 1:
-                self._let_go(storage)  # it is made anew
-        fresh = [s for s in made if s not in self.held and problem.can_drop[s]]
-        need += sum([sizes[storage] for storage in made])
+            need += sizes[storage]
+            if can_drop[storage]:
+                if storage in held and in_use.get(held[storage]) == 1:
+                    self._let_go(storage)  # it is made anew
+                if storage not in held:
+                    fresh.append(storage)
         if self.live + need > self.limit:
             self._drop(self.live + need - self.limit, at, locked)
-        self.peak = max(self.peak, self.live + need)
+        if self.live + need > self.peak:
+            self.peak = self.live + need
         self.runs.append(Run(node, tuple(fresh)))
         self.work += problem.costs[node]
         for storage in fresh:
-            self._hold(storage, -2 - storage)
+            held[storage] = -2 - storage
+            in_use[-2 - storage] = 1
+            self.live += sizes[storage]
         for storage in fresh:
             if not sizes[storage]:
                 continue
             if self.share is not None:
                 self._offer(storage, at)
-            elif problem.can_drop[storage]:
+            else:
                 heappush(self.heap, (self._price(storage, at, problem.costs[node]), storage))
 
     def _offer(self, storage: int, at: int) -> None:
@@ -227,15 +234,20 @@ class _Walk:
 
     def _make(self, storages: Iterable[int], at: int) -> None:
         """Have these storages, which a node at some position needs."""
-        problem = self.problem
+        problem, held = self.problem, self.held
         wanted = set(storages)
-        stack = [storage for storage in wanted if storage not in self.held]
+        stack = [storage for storage in wanted if storage not in held]
+        if len(stack) == 1 and stack[0] not in self.away:
+            maker = problem.makers[stack[0]]
+            if all(map(held.__contains__, problem.reads[maker])):
+                self._run_again(maker, at, wanted.union(problem.reads[maker]))
+                return
         locked = dict.fromkeys(wanted, 1)  # what is to stay, and for how many
         waiting: set[int] = set()  # what is to be made of some of it
         while stack:
             storage = stack[-1]
             maker = problem.makers[storage]
-            if storage in self.held:
+            if storage in held:
                 stack.pop()
                 if storage in waiting:
                     waiting.remove(storage)
@@ -251,7 +263,7 @@ class _Walk:
                 waiting.add(storage)
                 for read in problem.reads[maker]:
                     locked[read] = locked.get(read, 0) + 1
-            missing = [read for read in problem.reads[maker] if read not in self.held]
+            missing = [read for read in problem.reads[maker] if read not in held]
             if missing:
                 stack += missing
                 continue
@@ -286,7 +298,7 @@ class _Walk:
         time = self.times[use] - self.times[problem.makers[storage] + 1]
         return self.share * moved + max(0, moved - time)
 
-    def _let_leave(self, storage: int, at: int) -> int:
+    def _let_leave(self, at: int, storage: int) -> int:
         """Drop a storage, after its contents have left if that is how they come back. Returns: bytes that are free."""
         problem = self.problem
         uses = problem.uses[storage]
@@ -303,20 +315,21 @@ class _Walk:
     def _drop(self, wanted: int, at: int, locked: Collection[int]) -> None:
         """Drop storages of so many bytes, the cheapest first, as far as there are any."""
         aside: list[tuple[float, int]] = []
-        while wanted > 0 and self.heap:
-            price, storage = heappop(self.heap)
-            if storage not in self.held:
+        heap, held, let_go = self.heap, self.held, self._let_go if self.share is None else partial(self._let_leave, at)
+        while wanted > 0 and heap:
+            price, storage = heappop(heap)
+            if storage not in held:
                 continue
             if storage in locked:
                 aside.append((price, storage))
                 continue
             now = self._price(storage, at)
-            if self.heap and now > price and now > self.heap[0][0]:
-                heappush(self.heap, (now, storage))
+            if heap and now > price and now > heap[0][0]:
+                heappush(heap, (now, storage))
                 continue
-            wanted -= self._let_leave(storage, at)
+            wanted -= let_go(storage)
         for entry in aside:
-            heappush(self.heap, entry)
+            heappush(heap, entry)
 
     def _price(self, storage: int, at: int, known: int | None = None) -> float:
         """What it costs to make a storage again, for each byte, the less the longer it is not used.
