@@ -111,3 +111,13 @@ def test_gradients_of_tensors_that_the_function_makes() -> None:
 
     x = torch.ones(2)
     assert torch.equal(dovetail.compile(function)(x), function(x))
+
+
+def test_a_result_that_retains_its_gradient() -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        doubled = x * 2
+        doubled.retain_grad()
+        return doubled, doubled.sum()
+
+    with pytest.raises(GradientAccess, match=r"(?s)retains the gradient.*call retain_grad\(\) on what the function"):
+        dovetail.compile(program)(torch.ones(2, requires_grad=True))

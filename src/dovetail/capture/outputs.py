@@ -18,7 +18,7 @@ from dovetail.capture.changes import InputChanges, replay_steps
 from dovetail.capture.functionalize import Functionalizer, ViewStep
 from dovetail.capture.inputs import StandIn
 from dovetail.capture.recorder import Recorder
-from dovetail.errors import UnsupportedInputMutation, UnsupportedOutput
+from dovetail.errors import GradientAccess, UnsupportedInputMutation, UnsupportedOutput
 from dovetail.ir.calling import (
     AsLeaf,
     CallPlan,
@@ -254,6 +254,9 @@ def _rule_for(result: object, shared: Mapping[int, list[list[Value]]], builder: 
 
 
 def _tensor_rule(result: torch.Tensor, shared: Mapping[int, list[list[Value]]], builder: _Builder) -> OutputRule:
+    if result.retains_grad and id(result) not in builder.input_of:
+        hint = "call retain_grad() on what the function returns"
+        raise GradientAccess(does="retains", name="a result", hint=hint)
     value = builder.recorder.value_of(result)
     _, steps = builder.functional.chain_of(value)
     way = [*(step.parent for step in steps), value]
