@@ -325,6 +325,35 @@ def _graphs_that_are_edited() -> Program:
     return lambda x: graph(x) + 0.0, arguments, lambda: None
 
 
+def _settings_that_are_asked_for() -> Program:
+    def program(x: Tensor) -> Tensor:
+        return x * 2 if torch.get_autocast_dtype("cpu") is torch.bfloat16 else x + 1
+
+    def arguments(call: int) -> tuple[Any, ...]:
+        torch.set_autocast_dtype("cpu", torch.float16 if call in (2, 3) else torch.bfloat16)
+        return (torch.ones(2),)
+
+    return program, arguments, lambda: None
+
+
+def _layers_of_libraries() -> Program:
+    torch.manual_seed(0)
+    layer = torch.nn.LSTM(8, 16, batch_first=True)
+    encoder = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+
+    @torch.no_grad()
+    def program(x: Tensor) -> Any:
+        return torch.cat([layer(x)[0], encoder(x)], 2)
+
+    def arguments(call: int) -> tuple[Any, ...]:
+        mkldnn: Any = torch.backends.mkldnn
+        mkldnn.enabled = call not in (1, 2)
+        torch.backends.mha.set_fastpath_enabled(call not in (2, 3))
+        return (torch.linspace(0, 1, 120).reshape(3, 5, 8),)
+
+    return program, arguments, lambda: None
+
+
 def _weights_by_argument() -> Program:
     model = torch.nn.Linear(2, 2).requires_grad_(False)
     known = model.weight
@@ -362,6 +391,8 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
     "lengths of queues": _lengths_of_queues,
     "objects that show no attributes": _objects_that_show_no_attributes,
     "graphs that are edited": _graphs_that_are_edited,
+    "settings that are asked for": _settings_that_are_asked_for,
+    "layers of libraries": _layers_of_libraries,
     "weights by argument": _weights_by_argument,
 }
 

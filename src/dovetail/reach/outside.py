@@ -82,7 +82,14 @@ _HIDDEN_FUNCTIONS: tuple[Any, ...] = (
 _ASKED: tuple[Callable[[], Any], ...] = (
     *(sys.getrecursionlimit, sys.getswitchinterval, torch.get_num_threads, torch.get_num_interop_threads),
     *(threading.get_ident, gc.isenabled),
+    *(torch.is_autocast_cache_enabled, torch.is_deterministic_algorithms_warn_only_enabled),
 )
+_OF_AUTOCAST: Any = (torch.get_autocast_dtype, torch.get_autocast_cpu_dtype, torch.get_autocast_gpu_dtype)
+
+
+def dtypes_of_autocast() -> tuple[torch.dtype, ...]:
+    """What autocast casts to, on or off."""
+    return torch.get_autocast_dtype("cpu"), torch.get_autocast_dtype("cuda")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +145,8 @@ def _judge_function(function: Any, home: str) -> Verdict:
     name = function.__name__
     if function in _ASKED:
         return Verdict(ask=function)
+    if function in _OF_AUTOCAST:
+        return Verdict(ask=dtypes_of_autocast)
     if any(function is known for known in _HIDDEN_FUNCTIONS):
         return Verdict(why=_HIDDEN)
     if home == "sys":

@@ -89,14 +89,24 @@ def unnoticed_mode() -> Iterator[None]:
 
 
 def surroundings() -> tuple[object, ...]:
-    """The default device, the kernels of attention that are allowed, and hooks on all modules; it can be hashed."""
+    """The default device, what libraries and kernels may be used, and hooks on all modules; it can be hashed."""
     device = default_device()
     return (
         None if device is None else str(device),
+        *libraries_in_use(),
+        tuple([tuple(hooks.values()) for hooks in _HOOKS if hooks]),
+    )
+
+
+def libraries_in_use() -> tuple[bool, ...]:
+    """What libraries and kernels operators may be made of: of attention, recurrent layers, and encoders."""
+    return (
         torch._C._get_flash_sdp_enabled(),
         torch._C._get_math_sdp_enabled(),
         torch._C._get_mem_efficient_sdp_enabled(),
-        tuple([tuple(hooks.values()) for hooks in _HOOKS if hooks]),
+        torch._C._get_mkldnn_enabled(),
+        torch._C._get_cudnn_enabled(),
+        torch.backends.mha.get_fastpath_enabled(),
     )
 
 

@@ -47,17 +47,36 @@ def check_functions_unnoticed() -> str | None:
 
 
 def check_surroundings() -> str | None:
-    """Another default device, attention with one kernel, and a hook on all modules each make a difference."""
+    """Another default device, attention with one kernel, fewer libraries, and a hook on all modules are differences."""
     before = modes.surroundings()
     with torch.device("meta"):
         found = [modes.surroundings()]
     with sdpa_kernel(SDPBackend.MATH):
         found.append(modes.surroundings())
+    torch._C._set_mkldnn_enabled(not modes.libraries_in_use()[3])
+    found.append(modes.surroundings())
+    torch._C._set_mkldnn_enabled(not modes.libraries_in_use()[3])
     handle = register_module_forward_hook(lambda *_: None)
     found.append(modes.surroundings())
     handle.remove()
     differ = [now != before for now in found]
-    return first_difference(("what differs", differ, [True] * 3), ("afterwards", modes.surroundings(), before))
+    return first_difference(("what differs", differ, [True] * 4), ("afterwards", modes.surroundings(), before))
+
+
+def check_libraries_in_use() -> str | None:
+    """Each library, and each kernel of attention, that is switched off makes a difference."""
+    before = modes.libraries_in_use()
+    fast = torch.backends.mha.get_fastpath_enabled()
+    with sdpa_kernel(SDPBackend.MATH):
+        found = [modes.libraries_in_use()]
+    torch._C._set_mkldnn_enabled(not before[3])
+    found.append(modes.libraries_in_use())
+    torch._C._set_mkldnn_enabled(before[3])
+    torch.backends.mha.set_fastpath_enabled(not fast)
+    found.append(modes.libraries_in_use())
+    torch.backends.mha.set_fastpath_enabled(fast)
+    differ = [now != before for now in found]
+    return first_difference(("what differs", differ, [True] * 3), ("afterwards", modes.libraries_in_use(), before))
 
 
 def check_autocast_off() -> str | None:
@@ -211,6 +230,7 @@ CHECKS = (
     check_function_mode_is_active,
     check_set_switches,
     check_surroundings,
+    check_libraries_in_use,
     check_switches,
     check_unnoticed_mode,
 )
