@@ -202,7 +202,14 @@ def _run_kind(kind: str, **options: Any) -> Any:
 def test_passes_whose_results_differ_by_rounding_say_so() -> None:
     specs = {spec.name: spec for passes in PASSES.values() for spec in passes.specs}
     rounding = {name for name, spec in specs.items() if spec.tier == "numerics"}
-    assert rounding == {"fold_batch_norms", "merge_linears", "channels_last", "prepack", "chunk_rows"}
+    assert rounding == {
+        "fold_batch_norms",
+        "merge_linears",
+        "channels_last",
+        "prepack",
+        "chunk_rows",
+        "transpose_weights",
+    }
     fewer_bits = {name for name, spec in specs.items() if spec.tier == "precision"}
     assert fewer_bits == {"quantize", "narrow"}
 

@@ -25,11 +25,13 @@ if TYPE_CHECKING:
         plan_prepack,
         plan_quantize,
         plan_remove_dropout,
+        plan_transpose_weights,
         plan_views_to_reshapes,
         prepack,
         quantize,
         reinplace,
         remove_dropout,
+        transpose_weights,
         verify_inplace,
         views_to_reshapes,
     )
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from dovetail.passes.prepack import PrepackReport
     from dovetail.passes.quantize import QuantizeReport
     from dovetail.passes.remove_dropout import DropoutReport
+    from dovetail.passes.transpose_weights import TransposeReport
     from dovetail.passes.views_to_reshapes import ViewsToReshapesReport
 
 __all__ = [
@@ -49,6 +52,7 @@ __all__ = [
     "NarrowReport",
     "PrepackReport",
     "QuantizeReport",
+    "TransposeReport",
     "ViewsToReshapesReport",
     "channels_last",
     "fold_batch_norms",
@@ -64,11 +68,13 @@ __all__ = [
     "plan_prepack",
     "plan_quantize",
     "plan_remove_dropout",
+    "plan_transpose_weights",
     "plan_views_to_reshapes",
     "prepack",
     "quantize",
     "reinplace",
     "remove_dropout",
+    "transpose_weights",
     "verify_inplace",
     "views_to_reshapes",
 ]
@@ -82,6 +88,7 @@ _REPORTS = {
     "NarrowReport": "narrow",
     "PrepackReport": "prepack",
     "QuantizeReport": "quantize",
+    "TransposeReport": "transpose_weights",
     "ViewsToReshapesReport": "views_to_reshapes",
 }
 

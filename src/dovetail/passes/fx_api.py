@@ -45,6 +45,8 @@ from dovetail.passes.quantize import QuantizeReport
 from dovetail.passes.quantize import quantize as quantized
 from dovetail.passes.remove_dropout import DropoutReport
 from dovetail.passes.remove_dropout import remove_dropout as remove_dropout_of
+from dovetail.passes.transpose_weights import TransposeReport
+from dovetail.passes.transpose_weights import transpose_weights as transposed
 from dovetail.passes.view_copies import split_view_copies
 from dovetail.passes.views_to_reshapes import ViewsToReshapesReport
 from dovetail.passes.views_to_reshapes import views_to_reshapes as reshapes_of
@@ -303,6 +305,17 @@ def prepack(lifted: Lifted) -> Rewrite[PrepackReport]:
 
 
 @on_graphs
+def transpose_weights(lifted: Lifted) -> Rewrite[TransposeReport]:
+    """A graph module whose products read transposed copies of weights that it holds, where that pays.
+
+    They are copied in each call until the nodes that the report names are folded: by themselves, they are of no use.
+    Arguments, results, errors and cost are those of `channels_last`.
+    """
+    require_functional(lifted.program)
+    return rewritten(lifted, transposed(*with_constants(lifted)))
+
+
+@on_graphs
 def quantize(lifted: Lifted) -> Rewrite[QuantizeReport]:
     """A graph module whose products by weights that it holds are of 8-bit integers, where that pays.
 
@@ -328,6 +341,7 @@ plan_channels_last = channels_last.plan
 plan_narrow = narrow.plan
 plan_prepack = prepack.plan
 plan_quantize = quantize.plan
+plan_transpose_weights = transpose_weights.plan
 
 
 def views_to_reshapes(gm: fx.GraphModule) -> fx.GraphModule:

@@ -10,8 +10,11 @@ from dovetail.ir.program import Node, Value
 from dovetail.ir.sizes import Size
 from dovetail.ops.layouts import is_reshaping_view
 from dovetail.passes.layer_calls import ConvolutionCall, LinearCall
+from dovetail.torch_compat.onednn import fuses
 from dovetail.torch_compat.symbols import SYMBOLIC_TYPES, hint_of
 
+# Elements of a weight up to which BLAS is as fast as oneDNN over a packed one (measured on one thread, AVX-512).
+_MOST_IN_ORDER = 1 << 20
 _USUAL_SIZE = 14  # what is expected of a symbolic size of an image
 
 
@@ -29,6 +32,17 @@ def shown_through(state: LayoutPropagation, node: Node, views: Sequence[Node]) -
         assert again is not None, "a view of what is contiguous stays one"
         node = again
     return node
+
+
+def is_read_in_order(call: LinearCall) -> bool:
+    """Whether a product is as fast with a plain weight, stored as BLAS reads it, as with one packed for oneDNN."""
+    return _elements_of(call.matrix) <= _MOST_IN_ORDER and not (call.activation != "none" and fuses(call.activation))
+
+
+def _elements_of(matrix: Value) -> int:
+    inner, outer = matrix.tensor.shape
+    assert isinstance(inner, int) and isinstance(outer, int), "constants have known sizes"
+    return inner * outer
 
 
 def unflattened(call: LinearCall, producers: Mapping[Value, Node]) -> Value | None:

@@ -40,6 +40,7 @@ from dovetail.passes.layer_rewrites import (
     expected_size,
     expected_sizes,
     grows,
+    is_read_in_order,
     multiplications,
     shown_through,
     unflattened,
@@ -144,7 +145,9 @@ def _plan(program: Program, known: frozenset[Value], left: list[tuple[str, str]]
 
 
 def _left_alone(call: LinearCall, producers: Mapping[Value, Node]) -> str | None:
-    return _too_small(call) or grows(call.matrix, producers)
+    in_order = "IN-ORDER: a plain weight, stored as BLAS reads it, is as fast"
+    is_in_order = call.weight is None and is_read_in_order(call)
+    return _too_small(call) or (in_order if is_in_order else None) or grows(call.matrix, producers)
 
 
 def _too_small(call: LinearCall) -> str | None:

@@ -55,6 +55,7 @@ _prepack = deferred("dovetail.passes.prepack")
 _quantize = deferred("dovetail.passes.quantize")
 _remove_dropout = deferred("dovetail.passes.remove_dropout")
 _row_blocks = deferred("dovetail.passes.row_blocks")
+_transpose_weights = deferred("dovetail.passes.transpose_weights")
 
 Tier: TypeAlias = Literal["bitwise", "numerics", "precision"]
 
@@ -253,6 +254,13 @@ PASSES: dict[str, PassList] = {
                 _FUNCTIONAL,
                 None,
                 _over_constants(_channels_last, "channels_last"),
+            ),
+            PassSpec(
+                "transpose_weights",
+                "numerics",
+                _FUNCTIONAL,
+                None,
+                _over_constants(_transpose_weights, "transpose_weights"),
             ),
             PassSpec("prepack", "numerics", _FUNCTIONAL, None, _over_constants(_prepack, "prepack")),
         ),
