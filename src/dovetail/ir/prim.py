@@ -18,8 +18,8 @@ class Prim:
 
     python: an expression over `dovetail.ops.prims` (as `prims`) and `torch` that gives this primitive. gives_tuple: of
     several results, whether they come in a tuple; else in a list. checks: raises when something is not as it should be,
-    and does nothing else; its last operand only says what. outside: does something outside the program that cannot
-    be taken back.
+    and does nothing else; its last operand only says what. marks: does nothing at all; where it stands says something.
+    outside: does something outside the program that cannot be taken back.
     """
 
     name: str
@@ -30,6 +30,7 @@ class Prim:
     effect: bool = False
     gives_tuple: bool = False
     checks: bool = False
+    marks: bool = False
     outside: bool = False
 
     def __call__(self, *args: object, **kwargs: object) -> object:

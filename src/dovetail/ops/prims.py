@@ -103,7 +103,7 @@ def _reached(value: object, what: str) -> None:
 
 
 # Stands behind what may fail, so that it counts as a check: nothing is written before it.
-REACHED = Prim("reached", _reached, "prims.REACHED", effect=True, checks=True)
+REACHED = Prim("reached", _reached, "prims.REACHED", effect=True, checks=True, marks=True)
 
 
 # --- layouts ----------------------------------------------------------------------------------------------------------

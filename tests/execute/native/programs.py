@@ -112,8 +112,8 @@ def calls_counted(monkeypatch: Any) -> list[int]:
     answers: list[int] = []
     real = executor.driver()
 
-    def drive(table: bytes, rows: int, threads: int) -> int:
-        answers.append(real(table, rows, threads))
+    def drive(table: bytes, rows: int, threads: int, early: int) -> int:
+        answers.append(real(table, rows, threads, early))
         return answers[-1]
 
     monkeypatch.setattr(executor, "driver", lambda: drive)

@@ -249,7 +249,7 @@ def test_an_exception_of_a_function_ends_the_row() -> None:
     assert function is not None
     tensors = [torch.full((2, 3), 7.0) for _ in range(3)]
     row = table_row(function, 1, [x.data_ptr() for x in tensors], (), layout * 3)
-    assert driver()(row * 2, 2, 1) == 2
+    assert driver()(row * 2, 2, 1, 0) == 2
     assert all((x == 7.0).all() for x in tensors)
 
 

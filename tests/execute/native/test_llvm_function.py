@@ -35,5 +35,5 @@ def test_loops_and_conditions(count: int, last: int, found: list[int]) -> None:
     assert function is not None
     made = torch.full((6,), -1)
     table = table_row(function, 1, [made.data_ptr()], (), struct.pack("2q", count, last))
-    assert driver()(table, 1, 1) == 0
+    assert driver()(table, 1, 1, 0) == 0
     assert made.tolist() == found + [-1] * (6 - len(found))

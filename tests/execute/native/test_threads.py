@@ -154,7 +154,7 @@ def test_each_item_is_done_once(has_pool: bool, items: int) -> None:
     function = kind(lambda _, start, end: parts.append((start, end)))
     address = ctypes.cast(function, ctypes.c_void_p).value
     drive = machine.driver() if has_pool else machine.made_driver(has_pool=False)
-    assert drive(struct.pack("4q", address, 0, 1, items), 1, 4) == 0
+    assert drive(struct.pack("4q", address, 0, 1, items), 1, 4, 0) == 0
     numbers = sorted(n for start, end in parts for n in range(start, end))
     assert numbers == list(range(items))
     assert len(parts) == (min(4, -(-items // 32_768)) if has_pool and items else 1)

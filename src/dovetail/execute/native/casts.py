@@ -161,7 +161,7 @@ def _tried(question: CastQuestion) -> bool:
         given = scratch((_COUNT + start,), question.of).copy_(_drawn(question.of, _COUNT + start))[start:]
         made, wanted = (scratch((_COUNT,), question.to) for _ in range(2))
         wanted.copy_(given)
-        if driver()(table_row(function, _COUNT, [made.data_ptr(), given.data_ptr()], ()), 1, 1):
+        if driver()(table_row(function, _COUNT, [made.data_ptr(), given.data_ptr()], ()), 1, 1, 0):
             raise Refused
         if not torch.equal(_bits(made), _bits(wanted)):
             return False

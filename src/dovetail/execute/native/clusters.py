@@ -1,7 +1,7 @@
 """Clusters: runs of nodes that one call of machine code carries out.
 
-A program takes no more memory with clusters than without. What a cluster makes that is read later is there from its
-beginning to its end, the rest lies in one block; a run ends where that would be more than the program's own peak.
+A program takes no more memory with clusters than without: a call takes memory where a row needs it, and lets it go
+(`call_memory`). A run ends where its rows would take more than the program's own peak.
 """
 
 from __future__ import annotations
@@ -14,17 +14,20 @@ import torch
 
 from dovetail.analysis.liveness import input_bytes, last_uses, storage_bytes
 from dovetail.execute.native.arrange import OpenRow, rows_of
-from dovetail.execute.native.block import placed_in_block
+from dovetail.execute.native.call_memory import CallMemory, call_memory, with_memory
+from dovetail.execute.native.computed import computing_rows
 from dovetail.execute.native.costs import cost_of_call, cost_of_nodes, has_large_loops
 from dovetail.execute.native.driver import THREADED
 from dovetail.execute.native.kernels import kept_apart, scratch_of
 from dovetail.execute.native.kinds import claim_on, row_of
+from dovetail.execute.native.link import linked
 from dovetail.execute.native.machine import has_pool
+from dovetail.execute.native.memory_text import HANDLE
 from dovetail.execute.native.places import Places
-from dovetail.execute.native.rows import ReadyRow, RowClaim, Storages
+from dovetail.execute.native.rows import Address, ReadyRow, RowClaim, Storages
 from dovetail.execute.native.runs import Run, reread_storages, runs_of
 from dovetail.execute.native.unmade import Unmade, unmade_views
-from dovetail.ir.program import Node, Program, TensorMeta, Value, meta_symbols, values_in
+from dovetail.ir.program import Node, Program, Value, meta_symbols, values_in
 from dovetail.ops.facts import written_values
 
 _SIZES = (2, 4096)  # what a size that is not known may be: what a cluster takes is compared for both
@@ -34,11 +37,12 @@ _SIZES = (2, 4096)  # what a size that is not known may be: what a cluster takes
 class Cluster:
     """first, last: numbers of its nodes, those that run before it included. nodes: that are machine code.
 
-    rows: in order. made: values whose memory is taken before, each with one that lies alike, if there is one. after:
-    how results that are read later get their variables: views that run then, and values with the one whose variable
-    holds the same tensor. counted: values whose version counters move, one for each write. given: those whose memory is
-    that of inputs. unbound: results that no variable holds. block: bytes of its own memory. restored, reads: see
-    `NodeGroup`.
+    rows: in order. early: how many of them come before anything is written. made: values whose memory is taken before,
+    each with one that lies alike. results: values that get the tensors that the call has made, in order. handles: slots
+    of the table: of these tensors, and of what else the call takes. after: how results that are read later get their
+    variables: nodes of views and numbers that run then, and values with the one whose variable holds the same tensor.
+    counted: values whose version counters move, one for each write. given: those whose memory is that of inputs.
+    unbound: results that no variable holds. restored, reads: see `NodeGroup`.
     """
 
     first: int
@@ -46,12 +50,14 @@ class Cluster:
     nodes: tuple[Node, ...]
     before: tuple[Node, ...]
     rows: tuple[ReadyRow, ...]
-    made: tuple[tuple[Value, Value | None], ...]
+    early: int
+    made: tuple[tuple[Value, Value], ...]
+    results: tuple[Value, ...]
+    handles: tuple[int, ...]
     after: tuple[Node | tuple[Value, Value], ...]
     counted: tuple[Value, ...]
     given: tuple[Value, ...]
     unbound: frozenset[Value]
-    block: int
     restored: tuple[Node, ...]
     reads: tuple[tuple[Value, int], ...]
 
@@ -69,7 +75,7 @@ def clusters_of(
     claims: dict[Node, RowClaim] = {}
     for node in program.nodes:
         claim = claim_on(node) if is_free(node) else None
-        if claim is not None and not _is_threaded(claim) and not _touches(node, reread):
+        if claim is not None and _is_whole(claim) and not _touches(node, reread):
             claims[node] = claim
 
     def may_show(node: Node) -> bool:
@@ -88,12 +94,13 @@ def _touches(node: Node, storages: Collection[int]) -> bool:
     return any(v.is_tensor and v.tensor.storage in storages for v in (*node.operands(), *node.results()))
 
 
-def _is_threaded(claim: RowClaim) -> bool:
-    """Whether torch would use several threads, and a cluster cannot."""
-    if claim.layout is None or has_pool() or torch.get_num_threads() == 1:
-        return False
+def _is_whole(claim: RowClaim) -> bool:
+    """Whether one thread of a cluster does what torch does, and a result that is no loop's has some elements."""
     count = claim.written.tensor.numel()
-    return not isinstance(count, int) or count >= THREADED
+    if claim.layout is None:
+        return all(value.tensor.numel() != 0 for value in claim.made)
+    is_small = isinstance(count, int) and count < THREADED
+    return has_pool() or is_small or torch.get_num_threads() == 1
 
 
 class _Memory:
@@ -136,11 +143,6 @@ class _Memory:
         symbols = {name for value in program.values() if value.is_tensor for name in meta_symbols(value.meta)}
         self.sizes = [self._sizes(dict.fromkeys(symbols, size)) for size in (_SIZES if symbols else _SIZES[:1])]
         self.loads = [self._loads(sizes) for sizes in self.sizes]
-        self.inputs_by_layout: dict[object, list[Value]] = {}
-        for value in program.inputs:
-            if value.is_tensor and all(isinstance(size, int) and size > 1 for size in value.tensor.shape):
-                layout = (value.tensor.shape, value.tensor.stride, value.tensor.device)
-                self.inputs_by_layout.setdefault(layout, []).append(value)
         self.unmade = Unmade()
         self.likely_unmade: Collection[Value] = ()
         self.rows: dict[tuple[Node, int], list[OpenRow]] = {}
@@ -154,7 +156,7 @@ class _Memory:
         """
         claims, first, likely = list(run.claims), run.first, len(run.claims)
         while len(claims) > 1:
-            rest = Run(first, claims, [n for n in run.before if self.numbers[n] >= first], run.views)
+            rest = replace(run, first=first, claims=claims)
             count, made = self._longest(rest, likely)
             if made is not None and self._pays(made, claims[:count], rest.views):
                 yield replace(rest, claims=claims[:count])
@@ -178,12 +180,12 @@ class _Memory:
 
     def _pays(self, made: Cluster, claims: Sequence[RowClaim], views: Sequence[Node]) -> bool:
         """Whether a cluster costs less than its nodes one by one."""
-        if has_large_loops(claims, len(made.rows)):
+        if has_large_loops(claims, len(self._rows_of(list(claims)))):
             return True
         inside = [node for node in views if made.first <= self.numbers[node] < made.last]
         views_behind = [step for step in made.after if isinstance(step, Node)]
         behind = sum(not all(value in self.likely_unmade for value in view.results()) for view in views_behind)
-        price = cost_of_call(made.rows, made.made, behind, has_block=made.block > 0)
+        price = cost_of_call(made.rows, made.made, len(made.results), behind)
         return price < cost_of_nodes(claims, inside)
 
     def finished(self, drafts: Sequence[Run], unmade: Unmade) -> tuple[Cluster, ...]:
@@ -195,43 +197,96 @@ class _Memory:
 
     def _cluster(self, run: Run, claims: list[RowClaim]) -> Cluster | None:
         first, last = run.first, self.numbers[claims[-1].node]
-        before = tuple(node for node in run.before if self.numbers[node] < last)
+        before, computed = self._before(run, claims, first, last)
         views = [node for node in run.views if first <= self.numbers[node] < last]
         rows = self._rows_of(claims)
-        new = {value.tensor.storage for claim in claims for value in claim.made}
-        unread = set[int]()  # what the run writes there is read by one loop of it only
-        for row in rows:
-            own = {self.numbers[claim.node] for claim in row.claims}
-            for storage in {claim.written.tensor.storage for claim in row.claims if row.is_loop} - self.shown:
-                if all(user in own for user in self.users[storage] if user >= first):
-                    unread.add(storage)
-        stored = new - unread
-        inner = {storage for storage in stored if self._is_inner(storage, last)}
-        in_block, block = placed_in_block(rows, inner, self.sizes[0])
-        scratch = max(self.scratch.get(claim.node, 0) + kept_apart(claim) for claim in claims)
-        if not self._fits(first, last, stored - inner, block + scratch):
+        unread = self._unread(rows, first)
+        stored = [value for claim in claims for value in claim.made if value.tensor.storage not in unread]
+        memory = self._memory(rows, stored, first, last)
+        if memory is None:
             return None
-        places = Places(claims, views, self.numbers, in_block, self.unmade.addresses)
-        made = self._made(claims, stored - inner, places, first)
+        places = Places(claims, [*views, *computed], self.numbers, memory.addresses, self.unmade.addresses)
+        taken = [piece.value for piece in memory.pieces if piece.last is None]
+        made = self._made(claims, [v.tensor.storage for v in stored if v.tensor.storage not in self.static], places)
         known = Storages(unread, self.loose)
-        ready = [found for row in rows if (found := row_of(row.claims, known, places.addresses)) is not None]
+        found = {at: row_of(row.claims, known, places.addresses) for at, row in enumerate(rows)}
+        ready = {at: row for at, row in found.items() if row is not None}
         if made is None or not ready:
             return None
-        kept = {value for value, _ in made}
+        early = list(dict.fromkeys(check for row in ready.values() for check in row.checks))
+        early += computing_rows(computed, claims, self._row_of_one, places.addresses) if computed else []
+        finished, slots = linked([*early, *with_memory(ready, memory.pieces)])
+        kept = {*taken, *(value for value, _ in made)}
         after = places.after(kept, lambda value: self._is_read_after(value, last), self._is_alone)
         counted = [
             places.holder(c.written) for c in claims if c.into is not None and c.written.tensor.storage in self.shown
         ]
         unbound = frozenset(places.inside) - kept - {value for step in after for value in _bound(step)}
         nodes, run_nodes = tuple(claim.node for claim in claims), self.program.nodes[first : last + 1]
-        holders = dict.fromkeys(address.value for row in ready for address in row.pointers)
+        holders = dict.fromkeys(each.value for row in ready.values() for each in row.pointers if each is not None)
         given = tuple(value for value in holders if value.tensor.storage in self.outside)
+        pieces = sorted(memory.pieces, key=lambda piece: piece.last is not None)
         return Cluster(
-            *(first, last, nodes, before, tuple(ready), tuple(made), tuple(after), tuple(counted), given, unbound),
-            block,
+            *(first, last, nodes, before, finished, len(early), tuple(made), tuple(taken)),
+            tuple(slots[piece.value] + HANDLE for piece in pieces),
+            *(tuple(after), tuple(counted), given, unbound),
             self.unmade.before(run_nodes),
             tuple(self.unmade.reads(dict(enumerate(run_nodes, first))).items()),
         )
+
+    def _row_of_one(self, claim: RowClaim, addresses: Mapping[Value, Address]) -> ReadyRow | None:
+        """The row of a claim by itself."""
+        return row_of([claim], Storages((), self.loose), addresses)
+
+    def _before(self, run: Run, claims: list[RowClaim], first: int, last: int) -> tuple[tuple[Node, ...], list[Node]]:
+        """The nodes of a part of a run that run before it, and those whose numbers it computes."""
+        writes = {}  # by storage, the first node that writes it
+        for claim in reversed(claims):
+            writes[claim.written.tensor.storage] = self.numbers[claim.node]
+        known: set[Value] = set()
+        computed, early = [], [node for node in run.before if first <= self.numbers[node] < last]
+        for node in run.computed:
+            at = self.numbers[node]
+            if first <= at < last:
+                reads = any(v.is_tensor and writes.get(v.tensor.storage, at) < at for v in node.operands())
+                if reads or any(value in known for value in node.operands()):
+                    computed.append(node)
+                    known.update(node.results())
+                else:
+                    early.append(node)
+        return tuple(sorted(early, key=self.numbers.__getitem__)), computed
+
+    def _unread(self, rows: list[OpenRow], first: int) -> set[int]:
+        """Storages in which what rows write is read by one loop of them only."""
+        found = set[int]()
+        for row in rows:
+            own = {self.numbers[claim.node] for claim in row.claims}
+            for storage in {claim.written.tensor.storage for claim in row.claims if row.is_loop} - self.shown:
+                if all(user in own for user in self.users[storage] if user >= first):
+                    found.add(storage)
+        return found
+
+    def _memory(self, rows: list[OpenRow], stored: Collection[Value], first: int, last: int) -> CallMemory | None:
+        """What a call takes for what it stores; None where it is more than the program takes somewhere.
+
+        No more than these nodes do where sizes are not known, or where inputs die: how large their memory is, is not.
+        """
+        is_known = len(self.sizes) == 1 and self.outside <= self.held
+        part = slice(None) if is_known else slice(first, last + 1)
+        known = [value for value in stored if value.tensor.storage in self.static]
+        unknown = {value.tensor.storage for value in stored} - self.static
+        room = min(
+            max(during[part]) - before[first] - sum(sizes[storage] for storage in unknown)
+            for sizes, (before, during) in zip(self.sizes, self.loads, strict=True)
+        )
+        scratch = [max(self.scratch.get(each.node, 0) + kept_apart(each) for each in row.claims) for row in rows]
+        inner = {value.tensor.storage for value in known if self._is_inner(value.tensor.storage, last)}
+        results = [value for value in known if value.tensor.storage not in inner]
+        return call_memory(rows, inner, results, self.sizes[0], scratch, room)
+
+    def _is_inner(self, storage: int, last: int) -> bool:
+        """Whether nothing behind a node sees a storage, which has some bytes."""
+        return self.sizes[0][storage] > 0 and storage not in self.shown and self.users[storage][-1] <= last
 
     def _rows_of(self, claims: list[RowClaim]) -> list[OpenRow]:
         """The rows of claims that stand together, found once."""
@@ -248,21 +303,6 @@ class _Memory:
         """Whether it is returned, and nothing else of its memory is."""
         storage = value.tensor.storage
         return [v for v in values_in(self.program.outputs) if v.is_tensor and v.tensor.storage == storage] == [value]
-
-    def _is_inner(self, storage: int, last: int) -> bool:
-        """Whether nothing behind a node sees a storage of some bytes, which are known."""
-        is_known = storage in self.static and self.sizes[0][storage] > 0
-        return is_known and storage not in self.shown and self.users[storage][-1] <= last
-
-    def _fits(self, first: int, last: int, stored: Collection[int], more: int) -> bool:
-        """Whether what is stored, and more bytes, take no more than the program does somewhere.
-
-        No more than these nodes do where sizes are not known, or where inputs die: how large their memory is, is not.
-        """
-        is_known = len(self.sizes) == 1 and self.outside <= self.held
-        part = slice(None) if is_known else slice(first, last + 1)
-        needs = (more + sum(sizes[storage] for storage in stored) for sizes in self.sizes)
-        return all(held[first] + need <= max(most[part]) for need, (held, most) in zip(needs, self.loads, strict=True))
 
     def _loads(self, sizes: Mapping[int, int]) -> tuple[list[int], list[int]]:
         """What is held before each node runs, and while it does, above what is there before the first."""
@@ -281,12 +321,12 @@ class _Memory:
         return before, during
 
     def _made(
-        self, claims: list[RowClaim], stored: Collection[int], places: Places, at: int
-    ) -> list[tuple[Value, Value | None]] | None:
-        """Results that get memory, each with a value that lies alike and has a variable; None where one has to and
-        there is none. at: the number of the first node.
+        self, claims: list[RowClaim], stored: Collection[int], places: Places
+    ) -> list[tuple[Value, Value]] | None:
+        """Results that get memory before the call, each with a value that lies alike and has a variable; None where
+        one has none.
         """
-        made: list[tuple[Value, Value | None]] = []
+        made: list[tuple[Value, Value]] = []
         for claim, result in [(each, value) for each in claims for value in each.made]:
             if result.tensor.storage not in stored:
                 continue
@@ -301,16 +341,10 @@ class _Memory:
                 if (source.tensor.shape, source.tensor.stride) == (meta.shape, meta.stride):
                     like = source
                     break
-            is_static = all(isinstance(size, int) for size in (*meta.shape, *meta.stride))
-            if like is None and not is_static:
+            if like is None:
                 return None
-            made.append((result, self._input_like(meta, at) if like is None else like))
+            made.append((result, like))
         return made
-
-    def _input_like(self, meta: TensorMeta, at: int) -> Value | None:
-        """An input that lies alike and is there when a node of a number runs: it costs less than to name sizes."""
-        found = self.inputs_by_layout.get((meta.shape, meta.stride, meta.device), ())
-        return next((value for value in found if self.last_use.get(value, -1) >= at), None)
 
 
 def _storages_of_inputs(program: Program) -> tuple[Collection[int], Collection[int]]:

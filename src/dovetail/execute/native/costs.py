@@ -10,28 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dovetail.execute.native.block import BLOCK
 from dovetail.execute.native.rows import ReadyRow, RowClaim
 from dovetail.ir.program import Node, Value
 
 LARGE = 4096
 """Elements from which on passes over memory count more than calls."""
 
-_CALL, _POINTER, _NUMBER, _BLOCK, _CONDITION, _SYMBOL = 1.9, 0.06, 0.1, 0.6, 0.4, 0.15
-_MADE_LIKE, _MADE = 0.8, 1.1
+_CALL, _POINTER, _NUMBER, _ROW, _CONDITION, _SYMBOL = 1.9, 0.06, 0.1, 0.05, 0.4, 0.15
+_MADE_LIKE, _RESULT = 0.8, 0.6
 _VIEW, _INTO, _NEW, _MORE, _WITH_NUMBER = 0.7, 0.9, 1.2, 0.8, 1.3
 
 
-def cost_of_call(
-    rows: Sequence[ReadyRow], made: Sequence[tuple[Value, Value | None]], views: int, *, has_block: bool
-) -> float:
-    """What a cluster costs. made: results that get memory. views: that run after it."""
-    cost = _CALL + views * _VIEW + has_block * _BLOCK + any(row.condition is not None for row in rows) * _CONDITION
-    cost += sum(_MADE if like is None else _MADE_LIKE for _, like in made)
+def cost_of_call(rows: Sequence[ReadyRow], made: Sequence[tuple[Value, Value]], results: int, views: int) -> float:
+    """What a cluster costs. made: results that get memory before. results: those that the call makes. views: that run
+    after it.
+    """
+    cost = _CALL + views * _VIEW + any(row.condition is not None for row in rows) * _CONDITION
+    cost += len(made) * _MADE_LIKE + results * _RESULT
     for row in rows:
-        cost += len(row.pointers) * _POINTER + len(row.numbers) * _NUMBER
+        cost += _ROW + sum(pointer is not None for pointer in row.pointers) * _POINTER + len(row.numbers) * _NUMBER
         cost += sum(not isinstance(each, int) for each in (row.items, *row.counts)) * _SYMBOL
-        cost -= sum(pointer.value is BLOCK for pointer in row.pointers) * _POINTER / 2
     return cost
 
 

@@ -1,6 +1,6 @@
 """LLVM's text of the driver: machine code that runs a table.
 
-    define i32 @drive(ptr %table, i64 %rows, i64 %threads)
+    define i32 @drive(ptr %table, i64 %rows, i64 %threads, i64 %early)
 
 A table is rows of eight-byte slots: the address of a function, how many pointers it takes, how many slots follow, and
 these: how many items of work there are, then the pointers, then what else the function reads. A function
@@ -22,7 +22,7 @@ from dovetail.execute.native.llvm_function import Function
 THREADED = 32_768
 """From this many items on a row is shared by several threads, where there are: torch does so too (GRAIN_SIZE)."""
 
-_HEAD = 3
+HEAD = 3
 """Slots of a row before those that its function gets."""
 
 POOL = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
@@ -101,7 +101,7 @@ _UNUSUAL = 57_408  # bits of the processor's mode: it rounds otherwise, or takes
 
 
 def _drive_text() -> str:
-    out = Function("define i32 @drive(ptr %table, i64 %rows, i64 %threads)")
+    out = Function("define i32 @drive(ptr %table, i64 %rows, i64 %threads, i64 %early)")
     mode = out.memory("i32", 4)
     out.line(f"call void @llvm.x86.sse.stmxcsr(ptr {mode})")
     unusual = out.set(f"and i32 {out.load('i32', mode)}, {_UNUSUAL}")
@@ -109,23 +109,25 @@ def _drive_text() -> str:
     place = out.variable("ptr", "%table")
 
     def go_on(row: str) -> None:
-        behind = out.set(f"add i64 {out.slot(row, 2)}, {_HEAD}")
+        behind = out.set(f"add i64 {out.slot(row, 2)}, {HEAD}")
         out.line(f"store ptr {out.element('i64', row, behind)}, ptr {place}, align 8")
 
     with out.loop("0", "%rows"):
         row = out.load("ptr", place)
-        with out.when(out.set(f"icmp sgt i64 {out.slot(row, _HEAD)}, 0")), out.loop("0", out.slot(row, 1)) as at:
-            pointer = out.load("i64", out.element("i64", row, out.set(f"add i64 {at}, {_HEAD + 1}")))
+        with out.when(out.set(f"icmp sgt i64 {out.slot(row, HEAD)}, 0")), out.loop("0", out.slot(row, 1)) as index:
+            pointer = out.load("i64", out.element("i64", row, out.set(f"add i64 {index}, {HEAD + 1}")))
             out.leave(out.set(f"icmp eq i64 {pointer}, 0"), "i32 1")
         go_on(row)
     out.line(f"store ptr %table, ptr {place}, align 8")
-    with out.loop("0", "%rows"):
+    with out.loop("0", "%rows") as at:
         row = out.load("ptr", place)
-        function, items, slots = out.slot(row, 0, "ptr"), out.slot(row, _HEAD), out.element("i64", row, str(_HEAD))
+        is_early = out.set(f"icmp slt i64 {at}, %early")
+        answer = f"i32 {out.set(f'select i1 {is_early}, i32 1, i32 2')}"
+        function, items, slots = out.slot(row, 0, "ptr"), out.slot(row, HEAD), out.element("i64", row, str(HEAD))
         is_large = out.set(f"icmp sge i64 {items}, {THREADED}")
         with out.when(out.set(f"xor i1 {is_large}, true")):
             out.line(f"call void {function}(ptr {slots}, i64 0, i64 {items})")
-            out.leave(out.set(f"icmp slt i64 {out.slot(row, _HEAD)}, 0"), "i32 2")
+            out.leave(out.set(f"icmp slt i64 {out.slot(row, HEAD)}, 0"), answer)
         with out.when(is_large):
             out.line(f"call void @share(ptr {slots}, ptr {function}, i64 {items}, i64 %threads)")
         go_on(row)
@@ -136,8 +138,8 @@ def driver_text(has_pool: bool) -> str:
     """A module with the driver. has_pool: whether what `POOL` lists is there; if not, each row is done by one thread.
 
     Nothing has run where the driver returns 1: a pointer is null (the tensor has no memory: it is fake, say), or the
-    processor does not round as usual, or treats tiny numbers as zeros. Where it returns 2, a row has failed, and those
-    before it have run.
+    processor does not round as usual, or treats tiny numbers as zeros, or one of the early rows has failed, which write
+    nothing but to the table. Where it returns 2, a later row has failed, and those before it have run.
     """
     text = _SHARED if has_pool else _ALONE
     text = text.replace("MANY_LESS_ONE", str(THREADED - 1)).replace("MANY", str(THREADED))

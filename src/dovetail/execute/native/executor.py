@@ -8,7 +8,7 @@ number is not one that a kernel takes, memory has run out, or the processor was 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -16,23 +16,23 @@ import torch
 
 from dovetail.errors import BadOptionValue
 from dovetail.execute.executors.bindings import cheapest_call
-from dovetail.execute.native.block import BLOCK
 from dovetail.execute.native.cache import most_bytes
 from dovetail.execute.native.claims import is_exact
 from dovetail.execute.native.clusters import Cluster, clusters_of
 from dovetail.execute.native.driver import THREADED
 from dovetail.execute.native.machine import driver, listing_of, unavailable
-from dovetail.execute.native.probes import is_near
+from dovetail.execute.native.memory_text import collector
+from dovetail.execute.native.probes import distance_from, is_near
 from dovetail.execute.native.rows import Address, Count, ReadyRow
 from dovetail.execute.partly_run import PartlyRun
 from dovetail.ir.draft import free_name
 from dovetail.ir.node_groups import NodeGroup
-from dovetail.ir.program import Node, Program, Value
+from dovetail.ir.program import Node, Operand, Program, Value
 from dovetail.ir.text import Names
 from dovetail.torch_compat.native_symbols import no_mode_watches
 
 _MOST = torch.finfo(torch.float32).max
-_FAR = 1e-6  # more than what `is_near` takes for near
+_LATER = struct.pack("q", 1)  # an address that an earlier row writes: none, which the driver would refuse, is 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +78,20 @@ class NativeExecutor:
         return NativeExecutor(groups, frozenset(node for cluster in clusters for node in cluster.nodes))
 
 
-def has_run(answer: int, last: int) -> bool:
-    """What the driver says. last: the number of the last node. Raises: PartlyRun."""
-    if answer > 1:
-        raise PartlyRun("an operator of torch failed within native code, for lack of memory most likely", last)
-    return not answer
+class NothingRan(Exception):
+    """The nodes of a cluster have to run one by one."""
+
+
+def stop_at(answer: int, last: int, table: bytes, handles: bytes) -> None:
+    """What the driver said, if it was not that all rows have run. last: the number of the last node. table, handles:
+    what the rows have taken is let go.
+
+    Raises: PartlyRun, NothingRan.
+    """
+    collector()(table, handles, len(handles) // 8)
+    if answer == 1:
+        raise NothingRan
+    raise PartlyRun("an operator of torch failed within native code, for lack of memory most likely", last)
 
 
 def are_plain(given: tuple[torch.Tensor, ...], written: tuple[torch.Tensor, ...]) -> bool:
@@ -145,7 +154,7 @@ def _group(cluster: Cluster, asked: _Asked, is_first: bool) -> NodeGroup:
         unbound=cluster.unbound,
         restored=cluster.restored,
         reads=cluster.reads,
-        fatal=_fatal if any(row.may_fail for row in cluster.rows) else None,
+        fatal=_fatal if cluster.handles or any(row.may_fail for row in cluster.rows) else None,
         listing=lambda: _listing(cluster),
     )
 
@@ -175,7 +184,7 @@ def _tuple(values: Iterable[Value]) -> str:
 
 
 def _lines(cluster: Cluster, asked: _Asked, names: Names) -> tuple[list[str], str]:
-    """What is done before the call, and the call, which is false where nothing was done."""
+    """What is done before the call and with it. It raises where nothing was done."""
     lines = []
     views = [value for value in cluster.given if value not in asked.given]
     if views:
@@ -185,59 +194,36 @@ def _lines(cluster: Cluster, asked: _Asked, names: Names) -> tuple[list[str], st
     shared = _shared_numbers(cluster, names)  # before memory is taken: the nodes run instead where one is refused
     lines += [f"{local} = {text}" for text, local in shared.items()]
     for value, like in cluster.made:
-        meta = value.tensor
-        if like is None:
-            dtype, device = names.constant(meta.dtype, str(meta.dtype).removeprefix("torch.")), names.text(meta.device)
-            made = f"{names.constant(torch.empty_strided, 'empty_strided')}({meta.shape!r}, {meta.stride!r}"
-            lines.append(f"{value.name} = {made}, dtype={dtype}, device={device})")
-        else:
-            dtype = "" if like.tensor.dtype is meta.dtype else f", dtype={meta.dtype}"
-            lines.append(f"{value.name} = torch.empty_like({like.name}{dtype})")
-    block = free_name(BLOCK.name, names.taken)
-    form, slots = "", []
-    for ready in cluster.rows:
-        row_form, row = _row(ready, names, {**shared, BLOCK.name: block})
-        form += row_form
-        slots += row
-    pack = names.constant(struct.Struct(form).pack, "pack")
-    table = free_name("native_table", names.taken)
-    lines.append(f"{table} = {pack}({', '.join(slots)})")  # a number that kernels do not take: nothing is counted yet
-    lines += _checks(cluster, names)
-    if cluster.counted:
-        count = names.constant(torch.autograd.graph.increment_version, "increment_version")
-        lines.append(f"{count}(({', '.join(value.name for value in cluster.counted)},))")
+        dtype = "" if like.tensor.dtype is value.tensor.dtype else f", dtype={value.tensor.dtype}"
+        lines.append(f"{value.name} = torch.empty_like({like.name}{dtype})")
+    table, answer = (free_name(name, names.taken) for name in ("native_table", "native_answer"))
+    lines.append(f"{table} = {_packed_rows(cluster.rows, names, shared)}")
+    new = dict.fromkeys(cluster.results)
     threads = "torch.get_num_threads()" if any(map(_may_be_shared, cluster.rows)) else "1"
-    call = f"{names.constant(driver(), 'drive')}({table}, {len(cluster.rows)}, {threads})"
-    is_safe = not any(row.may_fail for row in cluster.rows)
-    call = f"not {call}" if is_safe else f"{names.constant(has_run, 'has_run')}({call}, {cluster.last})"
-    return (lines, call) if not cluster.block else _with_block(cluster.block, block, lines, call, names)
+    handles = struct.pack(f"{len(cluster.handles)}q", *cluster.handles)
+    lines.append(
+        f"{answer} = {names.constant(driver(), 'drive')}({table}, {len(cluster.rows)}, {threads}, {cluster.early})"
+    )
+    lines.append(f"if {answer}:")
+    stop = names.constant(stop_at, stop_at.__name__)
+    lines.append(f"    {stop}({answer}, {cluster.last}, {table}, {names.constant(handles, 'handles')})")
+    if new:
+        collect = f"{names.constant(collector(), 'collect')}({table}, {names.constant(handles, 'handles')}, {len(new)})"
+        lines.append(f"{''.join(f'{value.name}, ' for value in new)}= {collect}")
+    lines += _counts(cluster.counted, names)
+    return lines, "True"
+
+
+def _counts(written: Sequence[Value], names: Names) -> list[str]:
+    """What moves the version counters of tensors, once for each time that they are named."""
+    if not written:
+        return []
+    count = names.constant(torch.autograd.graph.increment_version, "increment_version")
+    return [f"{count}(({', '.join(value.name for value in written)},))"]
 
 
 def _fatal(names: Names) -> str:
     return names.constant(PartlyRun, PartlyRun.__name__)
-
-
-def _checks(cluster: Cluster, names: Names) -> list[str]:
-    """Whether numbers that say where to read are in bounds; if not, the nodes run, one of which says so."""
-    checks = dict.fromkeys(check for row in cluster.rows for check in row.checks)
-    if not checks:
-        return []
-    form, slots = "", []
-    for check in checks:
-        row_form, row = _row(check, names, {})
-        form += row_form
-        slots += row
-    pack = names.constant(struct.Struct(form).pack, "pack")
-    drive = names.constant(driver(), "drive")
-    return [f"if {drive}({pack}({', '.join(slots)}), {len(checks)}, 1):", "    raise IndexError"]
-
-
-def _with_block(size: int, block: str, lines: list[str], call: str, names: Names) -> tuple[list[str], str]:
-    """The same, with memory that is taken before and let go afterwards, whatever happens."""
-    done = free_name("native_done", names.taken)
-    inner = [f"    {line}" for line in (*lines, f"{done} = {call}")]
-    taken = f"{block} = torch.empty({size}, dtype=torch.uint8, device='cpu')"
-    return [taken, "try:", *inner, "finally:", f"    del {block}"], done
 
 
 def _may_be_shared(row: ReadyRow) -> bool:
@@ -250,7 +236,7 @@ def _shared_numbers(cluster: Cluster, names: Names) -> dict[str, str]:
     uses: dict[str, None] = {}
     for row in cluster.rows:
         for operand, avoided in row.numbers:
-            if isinstance(operand, Value):
+            if isinstance(operand, Value) and not row.is_strict:
                 uses[_number(operand, avoided, names)] = None
     shared: dict[str, str] = {}
     for text in uses:
@@ -258,19 +244,46 @@ def _shared_numbers(cluster: Cluster, names: Names) -> dict[str, str]:
     return shared
 
 
-def _row(row: ReadyRow, names: Names, shared: Mapping[str, str]) -> tuple[str, list[str]]:
-    """A row: its form, and what is in it. See `native.driver`. shared: variables by what they hold, or for whom."""
-    head = (row.function, len(row.pointers), row.slots)
-    if isinstance(row.items, int):
-        form, slots = "32s", [names.constant(_packed(*head, row.items), "kernel")]
-    else:
-        form, slots = "24sq", [names.constant(_packed(*head), "kernel"), f"{row.items.name}.numel()"]
-    slots += [_pointer(address, shared) for address in row.pointers]
-    texts = [_number(operand, avoided, names) for operand, avoided in row.numbers]
-    slots += [shared.get(text, text) for text in texts]
-    slots += [str(count) if isinstance(count, int) else _count(count, row) for count in row.counts]
-    form += f"{len(row.pointers)}q{len(row.numbers)}d{len(row.counts)}q"
-    return (f"{form}{len(row.more)}s", [*slots, names.constant(_same(row.more), "more")]) if row.more else (form, slots)
+def _packed_rows(rows: Iterable[ReadyRow], names: Names, shared: Mapping[str, str]) -> str:
+    """The table of rows: see `native.driver`. shared: variables of numbers, by what they hold."""
+    form, slots, same = "", list[str](), b""
+
+    def put_same() -> None:
+        nonlocal form, same
+        if same:
+            form += f"{len(same)}s"
+            slots.append(names.constant(_same(same), "rows"))
+            same = b""
+
+    for row in rows:
+        for kind, slot in _slots_of(row, names, shared):
+            if isinstance(slot, bytes):
+                same += slot
+                continue
+            put_same()
+            form += kind
+            slots.append(slot)
+    put_same()
+    return f"{names.constant(struct.Struct(form).pack, 'pack')}({', '.join(slots)})"
+
+
+def _slots_of(row: ReadyRow, names: Names, shared: Mapping[str, str]) -> Iterator[tuple[str, str | bytes]]:
+    """What is in a row: bytes that are the same in each call, or a kind of `struct` and a text."""
+    yield "", struct.pack("3q", row.function, len(row.pointers), row.slots)
+    yield ("", struct.pack("q", row.items)) if isinstance(row.items, int) else ("q", f"{row.items.name}.numel()")
+    for address in row.pointers:
+        yield ("", _LATER) if address is None else ("q", _pointer(address))
+    for operand, avoided in row.numbers:
+        if operand is None:
+            yield "", bytes(8)
+        elif row.is_strict:
+            yield "d", _strict(operand, names)
+        else:
+            text = _number(operand, avoided, names)
+            yield "d", shared.get(text, text)
+    for count in row.counts:
+        yield ("", struct.pack("q", count)) if isinstance(count, int) else ("q", _count(count, row))
+    yield "", row.more
 
 
 def _count(count: Count, row: ReadyRow) -> str:
@@ -281,9 +294,8 @@ def _count(count: Count, row: ReadyRow) -> str:
     return f"{items} // max({size}, 1)"
 
 
-def _pointer(address: Address, shared: Mapping[str, str]) -> str:
-    name = shared[BLOCK.name] if address.value is BLOCK else address.value.name
-    start = f"{name}.data_ptr()"
+def _pointer(address: Address) -> str:
+    start = f"{address.value.name}.data_ptr()"
     if not address.behind:
         return start
     return f"({start} or {-address.behind}) + {address.behind}"  # without memory it stays 0, which the driver refuses
@@ -295,10 +307,15 @@ def _same(slots: bytes) -> bytes:
     return slots
 
 
-@cache
-def _packed(*numbers: int) -> bytes:
-    """Slots that are the same in each call; one object for equal ones."""
-    return struct.pack(f"{len(numbers)}q", *numbers)
+def _strict(operand: Operand, names: Names) -> str:
+    """A number that is a `float`, as Python computes in another way with whole ones."""
+    assert isinstance(operand, Value), "others are constants"
+    return f"{operand.name} if {operand.name}.__class__ is float else {names.constant(refuse, 'refuse')}()"
+
+
+def refuse() -> float:
+    """Raises: TypeError."""
+    raise TypeError
 
 
 def _number(operand: object, avoided: float | None, names: Names) -> str:
@@ -309,7 +326,7 @@ def _number(operand: object, avoided: float | None, names: Names) -> str:
     if avoided is None:
         allowed, careful = f"{-_MOST!r} <= {name} <= {_MOST!r}", f"{names.constant(exact, 'exact')}({name})"
     else:
-        width = _FAR * abs(avoided)
-        allowed = f"({-_MOST!r} <= {name} < {avoided - width!r} or {avoided + width!r} < {name} <= {_MOST!r})"
+        low, high = distance_from(avoided)
+        allowed = f"({-_MOST!r} <= {name} < {low!r} or {high!r} < {name} <= {_MOST!r})"
         careful = f"{names.constant(exact_unless, 'exact_unless')}({name}, {avoided!r})"
     return f"{name} if {name}.__class__ is float and {allowed} else {careful}"

@@ -255,7 +255,7 @@ def _tried(question: KernelQuestion, case: int) -> bool:
     if function is None:
         return False
     pointers = [tensor.data_ptr() for tensor in (*made, *tensors)]
-    refused = driver()(table_row(function, 1, pointers, (), question.more), 1, torch.get_num_threads())
+    refused = driver()(table_row(function, 1, pointers, (), question.more), 1, torch.get_num_threads(), 0)
     if refused == 1:
         raise Refused
     wanted = expected if isinstance(expected, tuple) else (expected,)

@@ -86,11 +86,18 @@ class Function:
         self.line(f"br i1 {condition}, label %leave{number}, label %after{number}")
         self._lines += [f"leave{number}:", f"  ret {result}", f"after{number}:"]
 
-    def attempt(self, call: str) -> str:
-        """Call a function of C++: whether it threw an exception, which ends here. The head names a `personality`."""
+    def attempt(self, call: str, into: str = "") -> str:
+        """Call a function of C++: whether it threw an exception, which ends here. The head names a `personality`.
+        into: where its result, a pointer, is put.
+        """
         number = self._number()
         thrown = self.variable("i1", "false", 1)
-        self.line(f"invoke {call} to label %after{number} unwind label %caught{number}")
+        result = f"%r{number} = " if into else ""
+        self.line(f"{result}invoke {call} to label %done{number} unwind label %caught{number}")
+        self._lines.append(f"done{number}:")
+        if into:
+            self.line(f"store ptr %r{number}, ptr {into}, align 8")
+        self.line(f"br label %after{number}")
         self._lines.append(f"caught{number}:")
         pair = self.set("landingpad { ptr, i32 } catch ptr null")
         caught = self.set(f"extractvalue {{ ptr, i32 }} {pair}, 0")

@@ -21,11 +21,14 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any
 
+import torch
+
 from dovetail.execute.native import cache as disk
 from dovetail.execute.native.driver import POOL, driver_text
 from dovetail.execute.native.llvm_text import kernel_text, symbols_of
 from dovetail.execute.native.loop import Loop
 from dovetail.torch_compat.native_symbols import library_function
+from dovetail.torch_compat.native_tensors import LET_GO, MAKE, MEMORY, wrapping_function
 
 _LOCK = threading.Lock()
 _NAME = "kernel"
@@ -44,6 +47,9 @@ def unavailable() -> str:
         return f"llvmlite is older than {'.'.join(map(str, _OLDEST))}"
     if platform.machine() not in ("x86_64", "AMD64"):
         return f"kernels are made for x86-64, and this is {platform.machine()}"
+    missing = [name for name in (MAKE, LET_GO, MEMORY) if library_function(name) is None]
+    if missing or wrapping_function() is None:
+        return f"torch {torch.__version__} has no {(*missing, 'THPVariable_Wrap')[0]}, which makes tensors"
     try:
         driver()
     except (RuntimeError, OSError, ImportError, AttributeError) as error:  # no memory may be executed here, say
@@ -69,20 +75,20 @@ def kernel_of(loop: Loop) -> int | None:
 
 
 @cache
-def driver() -> Callable[[bytes, int, int], int]:
-    """Runs a table of kernels, given as bytes, a number of rows, and a number of threads at most: see
-    `execute.native.driver`. The GIL is released.
+def driver() -> Callable[[bytes, int, int, int], int]:
+    """Runs a table of kernels, given as bytes, a number of rows, a number of threads at most, and how many rows are
+    early: see `execute.native.driver`. The GIL is released.
     """
     return made_driver(has_pool())
 
 
-def made_driver(has_pool: bool) -> Callable[[bytes, int, int], int]:
+def made_driver(has_pool: bool) -> Callable[[bytes, int, int, int], int]:
     """A new driver. has_pool: whether it shares large rows among torch's threads."""
     with _LOCK:
         for symbol in POOL if has_pool else ():
             _binding().add_symbol(symbol, library_function(symbol))
         address = _address(driver_text(has_pool), "drive")
-    return ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64)(address)
+    return ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, *[ctypes.c_int64] * 3)(address)
 
 
 @cache

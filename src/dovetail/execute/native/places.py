@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from dovetail.execute.native.block import BLOCK
 from dovetail.execute.native.rows import Address, RowClaim
 from dovetail.ir.program import Node, Value
 
@@ -25,38 +24,35 @@ class Places:
         claims: Sequence[RowClaim],
         views: Sequence[Node],
         numbers: Mapping[Node, int],
-        in_block: Mapping[int, int],
+        within: Mapping[int, Address],
         unmade: Mapping[Value, Address],
     ) -> None:
-        """numbers: of nodes. in_block: where storages lie that are pieces of the cluster's block. unmade: where views
-        lie that no variable holds.
+        """views: and nodes whose numbers are computed. numbers: of nodes. within: where storages lie that only the
+        cluster sees. unmade: where views lie that no variable holds.
         """
         self.addresses = dict(unmade)
         self.roots: dict[Value, Value] = {}
         self.inside: dict[Value, Node] = {}
-        self._in_block = in_block
+        self._within = within
         claimed = {claim.node: claim for claim in claims}
         for node in sorted((*claimed, *views), key=numbers.__getitem__):
             self.inside.update(dict.fromkeys(node.results(), node))
             if node in claimed:
                 self._add_claim(claimed[node])
-            else:
-                self._add_view(node)
+            elif node.results()[0].is_tensor:
+                self.addresses.update(shown_addresses(node, self.addresses))
 
     def _add_claim(self, claim: RowClaim) -> None:
         into = claim.into
         if into is None:
             for value in claim.made:
                 self.roots[value] = value
-                if value.tensor.storage in self._in_block:
-                    self.addresses[value] = Address(BLOCK, self._in_block[value.tensor.storage])
+                if value.tensor.storage in self._within:
+                    self.addresses[value] = self._within[value.tensor.storage]
             return
         root = self.roots.setdefault(into, into)
         self.roots[claim.result] = root
         self.addresses[claim.result] = self.addresses.get(into, Address(into))
-
-    def _add_view(self, node: Node) -> None:
-        self.addresses.update(shown_addresses(node, self.addresses))
 
     def holder(self, value: Value) -> Value:
         """The value with a variable in whose memory a value lies."""

@@ -50,6 +50,7 @@ _KEPT = 4 * _PARTS  # blocks of drawn elements
 _THREADED = 33_000  # more than torch gives to one thread
 _SPECIAL = 256  # pairs of special elements, which come first
 _NEAR = 1e-7  # more than the rounding of float32
+_FAR = 1e-6  # more than that
 _EVERY = 7  # with two numbers, each so many of their combinations is tried; with three, of those again
 _WHOLE = {torch.float32: torch.int32, torch.float64: torch.int64}
 _NUMBERS = (
@@ -101,6 +102,12 @@ class Question:
 def is_near(number: float, other: float) -> bool:
     """Whether two numbers may be the same one once they are rounded."""
     return abs(number - other) <= _NEAR * abs(other)
+
+
+def distance_from(number: float) -> tuple[float, float]:
+    """Two numbers, around a third one: what is not between them is not near it."""
+    width = _FAR * abs(number)
+    return number - width, number + width
 
 
 class Refused(Exception):
@@ -238,7 +245,7 @@ class _Trial:
             counts = [columns, *(x.stride(0) if x.dim() else 0 for x in tensors)]
         form = f"{4 + len(pointers)}q{len(handed)}d{len(counts)}q"
         table = struct.pack(form, self.kernel, len(pointers), self.loop.slots, size, *pointers, *handed, *counts)
-        if driver()(table, 1, torch.get_num_threads()):
+        if driver()(table, 1, torch.get_num_threads(), 0):
             raise Refused
         result = given[self.into] if self.into else made
         others = [name for name in self.cells if name and name != self.into]

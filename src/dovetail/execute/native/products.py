@@ -224,7 +224,7 @@ def _tried(question: ProductQuestion, starts: tuple[int, int]) -> bool:
     except RuntimeError:
         return False
     table = table_row(function, 1, [tensors[at].data_ptr() for at in order], (), more)
-    if driver()(table, 1, 1):
+    if driver()(table, 1, 1, 0):
         raise Refused
     return torch.equal(made, expected)
 

@@ -116,18 +116,25 @@ class ReadyRow:
     items: how many, or the value whose elements they are. numbers: operands, and what they must not be. more: slots
     that are the same in each call. condition: whether it may be called, where that has to be asked each time. counts:
     whole numbers that follow the others. checks: rows that run before all rows of a table, and fail where none of
-    these may run. may_fail: whether the function may set the number of items to -1.
+    these may run. may_fail: whether the function may set the number of items to -1. defines: what stands for the
+    address that the row writes into others. registers: numbers that it computes, and their slots. ends: what stands for
+    the memory that it lets go. is_strict: whether numbers are Python's `float`, and not whole. A pointer, or a number,
+    is None where another row writes it.
     """
 
     function: int
     items: int | Value
-    pointers: tuple[Address, ...]
+    pointers: tuple[Address | None, ...] = ()
     numbers: tuple[tuple[Operand, float | None], ...] = ()
     more: bytes = b""
     condition: Callable[[], bool] | None = None
     counts: tuple[int | Count, ...] = ()
     checks: tuple[ReadyRow, ...] = ()
     may_fail: bool = False
+    defines: Value | None = None
+    registers: tuple[tuple[Value, int], ...] = ()
+    ends: Value | None = None
+    is_strict: bool = False
 
     @property
     def slots(self) -> int:

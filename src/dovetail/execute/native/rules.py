@@ -65,6 +65,17 @@ def _within(a: Formula, low: Formula, high: Formula) -> Formula:
     return select(either(is_nan(low), is_nan(high)), low + high, lowered)
 
 
+def _lerps() -> tuple[Formula, ...]:
+    """From the nearer end. Where the weight is 1, a product is a zero, whose sign is another one in the rest."""
+    is_near, difference = compared("lt", absolute(_C), _HALF), _B - _A
+    fused = select(is_near, fma(_C, difference, _A), fma(_C - _ONE, difference, _B))
+    fused_rest = select(is_near, fma(_C, difference, _A), fma(-difference, _ONE - _C, _B))
+    plain = select(is_near, _A + _C * difference, _B + (_C - _ONE) * difference)
+    plain_rest = select(is_near, _A + _C * difference, _B - difference * (_ONE - _C))
+    vectors, rests = (fused, plain), (fused_rest, plain_rest)
+    return tuple(how(a, b) for how in (by_place, by_place_of_one) for a in vectors for b in rests)
+
+
 def _compared(how: str) -> Rule:
     return Rule(("self", "other"), (compared(how, _A, _B),))
 
@@ -146,14 +157,7 @@ _SIMPLE: dict[str, Rule] = {
         ("self", "tensor1", "tensor2", "value"),
         (_A + (_D * _B) / _C, fma(_D, _B / _C, _A), _A + _D * (_B / _C)),
     ),
-    "lerp": Rule(
-        ("self", "end", "weight"),
-        (
-            select(compared("lt", absolute(_C), constant(0.5)), fma(_C, _B - _A, _A), fma(_C - _ONE, _B - _A, _B)),
-            select(compared("lt", absolute(_C), constant(0.5)), _A + _C * (_B - _A), _B - (_B - _A) * (_ONE - _C)),
-        ),
-        avoided={"weight": 1.0},
-    ),
+    "lerp": Rule(("self", "end", "weight"), _lerps()),
     "native_dropout_backward": Rule(
         ("grad_output", "mask", "scale"),
         (_A * (select(_B, _ONE, _ZERO) * _C), _A * select(_B, _ONE, _ZERO) * _C),

@@ -1,7 +1,7 @@
 """Runs of nodes that may be machine code: neighbours in the program, so that its order and its peak stay as planned.
 
-Between them may be views, which only say where elements lie, and nodes that can as well run before all of them:
-functions of numbers, and reads of a number from a tensor that the run has not written.
+Between them may be views, which only say where elements lie, nodes that can as well run before all of them (functions
+of numbers, and reads of a number from a tensor that the run has not written), and numbers that the run computes.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-import torch
-
 from dovetail.analysis.reads import is_view
+from dovetail.execute.native.computed import ITEM, is_read, is_step
 from dovetail.execute.native.rows import RowClaim
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Program, TensorMeta, Value
@@ -22,21 +21,22 @@ from dovetail.torch_compat.symbols import number_function_text
 MOST = 1024
 """Claims of a run at most: what is planned for it grows faster than it does."""
 
-_ITEM = torch.ops.aten._local_scalar_dense.default
-
 
 @dataclass(slots=True)
 class Run:
     """first: the number of its first node. claims: in order. before: nodes that run first. views: nodes whose results
-    need not exist, as where their elements lie is known. last: the number of its last claim.
+    need not exist, as where their elements lie is known. computed: nodes that give numbers that the run computes. last:
+    the number of its last claim. read: storages that copies stand for in `computed`, so that nothing writes them later.
     """
 
     first: int
     claims: list[RowClaim] = field(default_factory=list)
     before: list[Node] = field(default_factory=list)
     views: list[Node] = field(default_factory=list)
+    computed: list[Node] = field(default_factory=list)
     last: int = -1
     written: set[int] = field(default_factory=set)
+    read: set[int] = field(default_factory=set)
     results: set[Value] = field(default_factory=set)
 
     def add(self, at: int, claim: RowClaim) -> None:
@@ -47,8 +47,20 @@ class Run:
         self.results.update(claim.node.results())
 
     def may_add(self, claim: RowClaim) -> bool:
-        """Whether there is room, and a claim checks nothing that the run writes."""
-        return len(self.claims) < MOST and all(v.tensor.storage not in self.written for v in claim.checked)
+        """Whether there is room, and a claim checks nothing that the run writes, and writes nothing that was copied."""
+        is_checked = all(v.tensor.storage not in self.written for v in claim.checked)
+        return len(self.claims) < MOST and is_checked and claim.written.tensor.storage not in self.read
+
+    def may_compute(self, node: Node) -> bool:
+        """Whether the run can compute the number that a node gives."""
+        known = {value for each in self.computed for value in each.results()}
+        return is_step(node, known) or is_read(node, self.claims, self.written, known)
+
+    def compute(self, node: Node) -> None:
+        """Add a node that gives a number."""
+        self.computed.append(node)
+        self.results.update(node.results())
+        self.read.update(value.tensor.storage for value in node.operands() if value.is_tensor)
 
     def may_run_before(self, node: Node) -> bool:
         """Whether it is all the same if a node that follows runs before all claims."""
@@ -56,7 +68,7 @@ class Run:
             return False
         if _is_number_function(node):
             return True
-        if node.target is _ITEM:
+        if node.target is ITEM:
             return all(v.tensor.storage not in self.written for v in node.operands() if v.is_tensor)
         if not isinstance(node.target, Overload) or is_reinterpretation(node.target):
             return False
@@ -107,6 +119,10 @@ def runs_of(program: Program, claims: Mapping[Node, RowClaim], may_show: Callabl
             waiting.append((node, True))
         elif open_ is not None and claim is None and open_.may_run_before(node):
             waiting.append((node, False))
+        elif open_ is not None and claim is None and open_.may_compute(node):
+            open_.compute(node)
+        elif open_ is not None and isinstance(node.target, Prim) and node.target.marks:
+            continue
         else:
             waiting.clear()
             open_ = None

@@ -1,0 +1,139 @@
+"""Memory that a call of a cluster takes while it runs: each piece before the first row that needs it.
+
+What is read behind the cluster is a piece that becomes a tensor of Python's when the call has ended. What only the
+cluster sees is let go behind the last row that needs it: as one block, in which storages that are not needed at the
+same time share bytes, or, where a block that stays for all of them would be too much, each by itself.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from dovetail.execute.native.arrange import OpenRow
+from dovetail.execute.native.memory_text import let_go_function, take_function
+from dovetail.execute.native.rows import Address, ReadyRow
+from dovetail.ir.program import TensorMeta, Value
+from dovetail.memory.problem import Buffer, Problem
+from dovetail.memory.solve import solve
+from dovetail.torch_compat.native_tensors import CODES
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """value: what lies at its start, or stands for it. size: in bytes. first, last: the rows that need it, by their
+    numbers; None: it is there when the call has ended.
+    """
+
+    value: Value
+    size: int
+    first: int
+    last: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CallMemory:
+    """pieces: in the order in which they are taken. addresses: by storage that only the cluster sees. peak: the most
+    bytes that are there at once, and what rows take for themselves meanwhile.
+    """
+
+    pieces: tuple[Piece, ...]
+    addresses: Mapping[int, Address]
+    peak: int
+
+
+def call_memory(
+    rows: Sequence[OpenRow],
+    inner: Collection[int],
+    results: Collection[Value],
+    sizes: Mapping[int, int],
+    scratch: Sequence[int],
+    most: float,
+) -> CallMemory | None:
+    """The memory of a call; None where it takes too much.
+
+    inner: storages that only the cluster sees. results: what others see. sizes: bytes of both. scratch:
+    what each row takes for itself. most: bytes that may be there at once.
+    """
+    spans: dict[int, tuple[int, int]] = {}
+    for at, row in enumerate(rows):
+        for storage in row.touched.keys() & inner:
+            spans[storage] = (spans.get(storage, (at, at))[0], at)
+    kept = []
+    for value in results:
+        storage = value.tensor.storage
+        kept.append(
+            Piece(value, sizes[storage], next(at for at, row in enumerate(rows) if storage in row.touched), None)
+        )
+    for found in _in_one_block(spans, sizes), _one_by_one(spans, sizes):
+        pieces = sorted((*kept, *(piece for piece, _ in found)), key=lambda piece: piece.first)
+        peak = _peak(pieces, scratch)
+        if peak <= most:
+            addresses = {storage: address for _, placed in found for storage, address in placed.items()}
+            return CallMemory(tuple(pieces), addresses, peak)
+    return None
+
+
+def _in_one_block(
+    spans: Mapping[int, tuple[int, int]], sizes: Mapping[int, int]
+) -> list[tuple[Piece, dict[int, Address]]]:
+    if not spans:
+        return []
+    buffers = [Buffer(str(storage), sizes[storage], first, last + 1) for storage, (first, last) in spans.items()]
+    offsets = solve(Problem(tuple(buffers)), decisions=0).offsets
+    size = max(offset + buffer.size_bytes for offset, buffer in zip(offsets, buffers, strict=True))
+    block = _stand_in(0, size)
+    first, last = min(first for first, _ in spans.values()), max(last for _, last in spans.values())
+    placed = {storage: Address(block, offset) for storage, offset in zip(spans, offsets, strict=True)}
+    return [(Piece(block, size, first, last), placed)]
+
+
+def _one_by_one(
+    spans: Mapping[int, tuple[int, int]], sizes: Mapping[int, int]
+) -> list[tuple[Piece, dict[int, Address]]]:
+    found = []
+    for storage, (first, last) in spans.items():
+        block = _stand_in(storage, sizes[storage])
+        found.append((Piece(block, sizes[storage], first, last), {storage: Address(block)}))
+    return found
+
+
+def _stand_in(number: int, size: int) -> Value:
+    """What stands for memory of some bytes."""
+    meta = TensorMeta((size,), (1,), 0, torch.uint8, torch.device("cpu"), -1)
+    return Value(f"native_block_{number}", meta)
+
+
+def _peak(pieces: Iterable[Piece], scratch: Sequence[int]) -> int:
+    """What pieces and rows take at most."""
+    change = [0] * (len(scratch) + 1)
+    for piece in pieces:
+        change[piece.first] += piece.size
+        if piece.last is not None:
+            change[piece.last + 1] -= piece.size
+    most = held = 0
+    for at, more in enumerate(scratch):
+        held += change[at]
+        most = max(most, held + more)
+    return most
+
+
+def with_memory(rows: Mapping[int, ReadyRow], pieces: Sequence[Piece]) -> list[ReadyRow]:
+    """The rows with those between them that take pieces and let them go. rows: by number, which may have gaps."""
+    found: list[ReadyRow] = []
+    for at in range(max((*rows, *(piece.first for piece in pieces)), default=-1) + 1):
+        found += [_taking(piece) for piece in pieces if piece.first == at]
+        found += [rows[at]] if at in rows else []
+        found += [ReadyRow(let_go_function(), 1, ends=piece.value) for piece in pieces if piece.last == at]
+    return found
+
+
+def _taking(piece: Piece) -> ReadyRow:
+    meta = piece.value.tensor
+    shape, stride = map(int, meta.shape), map(int, meta.stride)  # type: ignore[arg-type]
+    slots = [0, len(meta.shape), CODES[meta.dtype], *shape, *stride]
+    more = struct.pack(f"{len(slots)}q", *slots)
+    return ReadyRow(take_function(), 1, more=more, may_fail=True, defines=piece.value)
