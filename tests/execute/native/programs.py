@@ -84,6 +84,13 @@ class Drafted:
         self.nodes.append(Node(function, numbers, outputs=(result,)))
         return result
 
+    def read(self, tensor: Value) -> Value:
+        """The number in a tensor of one element."""
+        name = f"v{len(self.nodes)}"
+        result = Value(name, ScalarMeta(symbol(name)))
+        self.nodes.append(Node(aten._local_scalar_dense.default, (tensor,), outputs=(result,)))
+        return result
+
     def program(self, outputs: Sequence[Operand]) -> Program:
         """The program that returns some values."""
         return Program("drafted", Stage.IN_PLACE, tuple(self.inputs), tuple(self.nodes), tuple(outputs))

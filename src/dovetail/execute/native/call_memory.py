@@ -24,11 +24,12 @@ from dovetail.torch_compat.native_tensors import CODES
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """value: what lies at its start, or stands for it. size: in bytes. first, last: the rows that need it, by their
-    numbers; None: it is there when the call has ended.
+    """value: what lies at its start, or stands for it. meta: what the tensor is. size: in bytes. first, last: the rows
+    that need it, by their numbers; None: it is there when the call has ended.
     """
 
     value: Value
+    meta: TensorMeta
     size: int
     first: int
     last: int | None
@@ -66,7 +67,13 @@ def call_memory(
     for value in results:
         storage = value.tensor.storage
         kept.append(
-            Piece(value, sizes[storage], next(at for at, row in enumerate(rows) if storage in row.touched), None)
+            Piece(
+                value,
+                value.tensor,
+                sizes[storage],
+                next(at for at, row in enumerate(rows) if storage in row.touched),
+                None,
+            )
         )
     for found in _in_one_block(spans, sizes), _one_by_one(spans, sizes):
         pieces = sorted((*kept, *(piece for piece, _ in found)), key=lambda piece: piece.first)
@@ -88,7 +95,7 @@ def _in_one_block(
     block = _stand_in(0, size)
     first, last = min(first for first, _ in spans.values()), max(last for _, last in spans.values())
     placed = {storage: Address(block, offset) for storage, offset in zip(spans, offsets, strict=True)}
-    return [(Piece(block, size, first, last), placed)]
+    return [(Piece(block, block.tensor, size, first, last), placed)]
 
 
 def _one_by_one(
@@ -97,7 +104,7 @@ def _one_by_one(
     found = []
     for storage, (first, last) in spans.items():
         block = _stand_in(storage, sizes[storage])
-        found.append((Piece(block, sizes[storage], first, last), {storage: Address(block)}))
+        found.append((Piece(block, block.tensor, sizes[storage], first, last), {storage: Address(block)}))
     return found
 
 
@@ -132,7 +139,7 @@ def with_memory(rows: Mapping[int, ReadyRow], pieces: Sequence[Piece]) -> list[R
 
 
 def _taking(piece: Piece) -> ReadyRow:
-    meta = piece.value.tensor
+    meta = piece.meta
     shape, stride = map(int, meta.shape), map(int, meta.stride)  # type: ignore[arg-type]
     slots = [0, len(meta.shape), CODES[meta.dtype], *shape, *stride]
     more = struct.pack(f"{len(slots)}q", *slots)

@@ -207,6 +207,13 @@ class _Memory:
             return None
         places = Places(claims, [*views, *computed], self.numbers, memory.addresses, self.unmade.addresses)
         taken = [piece.value for piece in memory.pieces if piece.last is None]
+
+        def is_read_after(value: Value) -> bool:
+            return self._is_read_after(value, last)
+
+        shaped = places.only_views(taken, is_read_after, self._is_alone)
+        pieces = [replace(p, meta=shaped[p.value].tensor) if p.value in shaped else p for p in memory.pieces]
+        results = [shaped.get(value, value) for value in taken]
         made = self._made(claims, [v.tensor.storage for v in stored if v.tensor.storage not in self.static], places)
         known = Storages(unread, self.loose)
         found = {at: row_of(row.claims, known, places.addresses) for at, row in enumerate(rows)}
@@ -215,9 +222,9 @@ class _Memory:
             return None
         early = list(dict.fromkeys(check for row in ready.values() for check in row.checks))
         early += computing_rows(computed, claims, self._row_of_one, places.addresses) if computed else []
-        finished, slots = linked([*early, *with_memory(ready, memory.pieces)])
-        kept = {*taken, *(value for value, _ in made)}
-        after = places.after(kept, lambda value: self._is_read_after(value, last), self._is_alone)
+        finished, slots = linked([*early, *with_memory(ready, pieces)])
+        kept = {*results, *(value for value, _ in made)}
+        after = places.after(kept, is_read_after, self._is_alone)
         counted = [
             places.holder(c.written) for c in claims if c.into is not None and c.written.tensor.storage in self.shown
         ]
@@ -225,10 +232,9 @@ class _Memory:
         nodes, run_nodes = tuple(claim.node for claim in claims), self.program.nodes[first : last + 1]
         holders = dict.fromkeys(each.value for row in ready.values() for each in row.pointers if each is not None)
         given = tuple(value for value in holders if value.tensor.storage in self.outside)
-        pieces = sorted(memory.pieces, key=lambda piece: piece.last is not None)
         return Cluster(
-            *(first, last, nodes, before, finished, len(early), tuple(made), tuple(taken)),
-            tuple(slots[piece.value] + HANDLE for piece in pieces),
+            *(first, last, nodes, before, finished, len(early), tuple(made), tuple(results)),
+            tuple(slots[piece.value] + HANDLE for piece in sorted(pieces, key=lambda piece: piece.last is not None)),
             *(tuple(after), tuple(counted), given, unbound),
             self.unmade.before(run_nodes),
             tuple(self.unmade.reads(dict(enumerate(run_nodes, first))).items()),

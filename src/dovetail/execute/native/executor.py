@@ -8,6 +8,7 @@ number is not one that a kernel takes, memory has run out, or the processor was 
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -197,7 +198,9 @@ def _lines(cluster: Cluster, asked: _Asked, names: Names) -> tuple[list[str], st
         dtype = "" if like.tensor.dtype is value.tensor.dtype else f", dtype={value.tensor.dtype}"
         lines.append(f"{value.name} = torch.empty_like({like.name}{dtype})")
     table, answer = (free_name(name, names.taken) for name in ("native_table", "native_answer"))
-    lines.append(f"{table} = {_packed_rows(cluster.rows, names, shared)}")
+    starts = _starts(cluster.rows, names)
+    lines += [f"{local} = {text}" for text, local in starts.items()]
+    lines.append(f"{table} = {_packed_rows(cluster.rows, names, {**shared, **starts})}")
     new = dict.fromkeys(cluster.results)
     threads = "torch.get_num_threads()" if any(map(_may_be_shared, cluster.rows)) else "1"
     handles = struct.pack(f"{len(cluster.handles)}q", *cluster.handles)
@@ -244,8 +247,18 @@ def _shared_numbers(cluster: Cluster, names: Names) -> dict[str, str]:
     return shared
 
 
+def _starts(rows: Iterable[ReadyRow], names: Names) -> dict[str, str]:
+    """The addresses that several rows take: what they are, and the local variables that hold them."""
+    uses = Counter(each.value for row in rows for each in row.pointers if each is not None)
+    starts: dict[str, str] = {}
+    for value, count in uses.items():
+        if count > 1:
+            starts[f"{value.name}.data_ptr()"] = free_name("native_start", {*names.taken, *starts.values()})
+    return starts
+
+
 def _packed_rows(rows: Iterable[ReadyRow], names: Names, shared: Mapping[str, str]) -> str:
-    """The table of rows: see `native.driver`. shared: variables of numbers, by what they hold."""
+    """The table of rows: see `native.driver`. shared: variables of numbers and addresses, by what they hold."""
     form, slots, same = "", list[str](), b""
 
     def put_same() -> None:
@@ -272,7 +285,7 @@ def _slots_of(row: ReadyRow, names: Names, shared: Mapping[str, str]) -> Iterato
     yield "", struct.pack("3q", row.function, len(row.pointers), row.slots)
     yield ("", struct.pack("q", row.items)) if isinstance(row.items, int) else ("q", f"{row.items.name}.numel()")
     for address in row.pointers:
-        yield ("", _LATER) if address is None else ("q", _pointer(address))
+        yield ("", _LATER) if address is None else ("q", _pointer(address, shared))
     for operand, avoided in row.numbers:
         if operand is None:
             yield "", bytes(8)
@@ -294,8 +307,9 @@ def _count(count: Count, row: ReadyRow) -> str:
     return f"{items} // max({size}, 1)"
 
 
-def _pointer(address: Address) -> str:
+def _pointer(address: Address, shared: Mapping[str, str]) -> str:
     start = f"{address.value.name}.data_ptr()"
+    start = shared.get(start, start)
     if not address.behind:
         return start
     return f"({start} or {-address.behind}) + {address.behind}"  # without memory it stays 0, which the driver refuses

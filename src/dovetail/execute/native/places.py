@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from dovetail.execute.native.rows import Address, RowClaim
-from dovetail.ir.program import Node, Value
+from dovetail.ir.program import Node, TensorMeta, Value
 
 
 class Places:
@@ -31,6 +31,7 @@ class Places:
         cluster sees. unmade: where views lie that no variable holds.
         """
         self.addresses = dict(unmade)
+        self._unmade = unmade
         self.roots: dict[Value, Value] = {}
         self.inside: dict[Value, Node] = {}
         self._within = within
@@ -65,7 +66,7 @@ class Places:
         value is the only one that the program returns of its memory: a view of all of this is this, as it lies.
         """
         wanted = {value for value in self.inside if value not in kept and is_read_after(value)}
-        for value in filter(self._runs, wanted):
+        for value in filter(self._shows, wanted):
             address = self.addresses[value]
             if address.value in kept and is_alone(value) and _is_all_of(value, address.value):
                 self.roots[value] = address.value
@@ -79,6 +80,29 @@ class Places:
                 steps[node if self._runs(value) else (value, self.roots[value])] = None
         return list(steps)
 
+    def only_views(
+        self, taken: Collection[Value], is_read_after: Callable[[Value], bool], is_alone: Callable[[Value], bool]
+    ) -> dict[Value, Value]:
+        """By new memory that is taken, the one value that is read later where that is a view of all of it, in another
+        shape say: the tensor is made as this view describes it.
+        """
+        read: dict[Value, list[Value]] = {value: [] for value in taken}
+        for value in self.inside:
+            holder = self.holder(value) if value.is_tensor else value
+            if holder in read and is_read_after(value):
+                read[holder].append(value)
+        for address in self._unmade.values():
+            read.pop(address.value, None)
+        found = {}
+        for value, (*others, last) in ((value, views) for value, views in read.items() if views):
+            if not others and self._shows(last) and is_alone(last) and _fills(last, value):
+                found[value] = last
+        return found
+
+    def _shows(self, value: Value) -> bool:
+        """Whether a value is a view."""
+        return value.is_tensor and self._runs(value) and value in self.addresses
+
     def _runs(self, value: Value) -> bool:
         """Whether a value that is wanted is a view that runs, and no other name of a tensor."""
         return self.roots.get(value, value) is value
@@ -87,6 +111,19 @@ class Places:
 def _is_all_of(view: Value, of: Value) -> bool:
     shown, whole = view.tensor, of.tensor
     return (shown.shape, shown.stride, shown.offset) == (whole.shape, whole.stride, whole.offset)
+
+
+def _fills(view: Value, of: Value) -> bool:
+    """Whether a view shows each byte of new memory once."""
+    shown, whole = view.tensor, of.tensor
+    is_dense = all(meta.offset == 0 and _end(meta) == meta.numel() for meta in (shown, whole))
+    return is_dense and (shown.dtype, shown.numel()) == (whole.dtype, whole.numel()) and not shown.overlaps_itself()
+
+
+def _end(meta: TensorMeta) -> int:
+    """Behind the last element of a tensor of known sizes, some of them none."""
+    steps = [(int(n) - 1) * int(s) for n, s in zip(meta.shape, meta.stride, strict=True)]  # type: ignore[arg-type]
+    return 1 + sum(steps)
 
 
 def shown_addresses(node: Node, addresses: Mapping[Value, Address]) -> dict[Value, Address]:
