@@ -13,22 +13,24 @@ from dovetail.ir.program import Node, Program, Value
 class NodeGroup:
     """Nodes in a row that one piece of code runs where it can; where not, they run one by one.
 
-    condition and run take the `Names` of the source.
+    condition, run and then take the `Names` of the source.
 
     first, last: numbers of the nodes. condition: an expression, whether the code may be tried. before: nodes among them
-    that run first, by their own calls. run: lines, and an expression that says whether all is done; where it does not,
-    or anything raises, nothing was done that running the nodes does not do as well. after: how results get variables:
-    nodes that run, and values with the one whose variable holds the same. unbound: results without variables.
-    restored: nodes before the group whose results only groups read; they run where these nodes run one by one, and not
-    in their own place. reads: values that the code reads instead, each with the number of the last node that does.
-    fatal: an exception that ends the program, as some of the nodes may have run. listing: for people, what runs.
+    that run first, by their own calls. run: lines that do all; where one raises, nothing was done that running the
+    nodes does not do as well. then: lines that follow where all is done, and do not raise. after: how results get
+    variables: nodes that run, and values with the one whose variable holds the same. unbound: results without
+    variables. restored: nodes before the group whose results only groups read; they run where these nodes run one by
+    one, and not in their own place. reads: values that the code reads instead, each with the number of the last node
+    that does. fatal: an exception that ends the program, as some of the nodes may have run. listing: for people, what
+    runs.
     """
 
     first: int
     last: int
     condition: Callable[[Any], str]
     before: tuple[Node, ...]
-    run: Callable[[Any], tuple[list[str], str]]
+    run: Callable[[Any], list[str]]
+    then: Callable[[Any], list[str]]
     after: tuple[Node | tuple[Value, Value], ...]
     unbound: frozenset[Value]
     restored: tuple[Node, ...] = ()

@@ -269,8 +269,7 @@ def _write_group(writer: _Writer, group: NodeGroup, ranges: Callable[[Node], str
         writer.line(f"with record_function({_range_of(writer, group, ranges)!r}):", 3)
     for node in group.before:
         _write_node(writer, node, indent)
-    statements, call = group.run(writer.names)
-    for statement in (*statements, f"{done} = {call}"):
+    for statement in group.run(writer.names):
         writer.line(statement, indent)
     if group.fatal is not None:
         writer.line(f"except {group.fatal(writer.names)}:", 2)
@@ -278,6 +277,8 @@ def _write_group(writer: _Writer, group: NodeGroup, ranges: Callable[[Node], str
     writer.line("except Exception:", 2)
     writer.line(f"{done} = False", 3)
     writer.line(f"if {done}:")
+    for statement in group.then(writer.names):
+        writer.line(statement, 2)
     for step in group.after:
         if isinstance(step, Node):
             _write_node(writer, step, 2)

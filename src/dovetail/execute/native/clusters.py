@@ -226,7 +226,9 @@ class _Memory:
         kept = {*results, *(value for value, _ in made)}
         after = places.after(kept, is_read_after, self._is_alone)
         counted = [
-            places.holder(c.written) for c in claims if c.into is not None and c.written.tensor.storage in self.shown
+            shaped.get(holder := places.holder(c.written), holder)
+            for c in claims
+            if c.into is not None and c.written.tensor.storage in self.shown
         ]
         unbound = frozenset(places.inside) - kept - {value for step in after for value in _bound(step)}
         nodes, run_nodes = tuple(claim.node for claim in claims), self.program.nodes[first : last + 1]

@@ -151,6 +151,7 @@ def _group(cluster: Cluster, asked: _Asked, is_first: bool) -> NodeGroup:
         condition=lambda names: _condition(cluster, asked, is_first, names),
         before=cluster.before,
         run=lambda names: _lines(cluster, asked, names),
+        then=lambda names: _lines_then(cluster, names),
         after=cluster.after,
         unbound=cluster.unbound,
         restored=cluster.restored,
@@ -184,8 +185,8 @@ def _tuple(values: Iterable[Value]) -> str:
     return f"({' '.join(f'{value.name},' for value in values)})"
 
 
-def _lines(cluster: Cluster, asked: _Asked, names: Names) -> tuple[list[str], str]:
-    """What is done before the call and with it. It raises where nothing was done."""
+def _lines(cluster: Cluster, asked: _Asked, names: Names) -> list[str]:
+    """The call, and what is done before. It raises where nothing was done."""
     lines = []
     views = [value for value in cluster.given if value not in asked.given]
     if views:
@@ -197,24 +198,36 @@ def _lines(cluster: Cluster, asked: _Asked, names: Names) -> tuple[list[str], st
     for value, like in cluster.made:
         dtype = "" if like.tensor.dtype is value.tensor.dtype else f", dtype={value.tensor.dtype}"
         lines.append(f"{value.name} = torch.empty_like({like.name}{dtype})")
-    table, answer = (free_name(name, names.taken) for name in ("native_table", "native_answer"))
+    table, handles = _table(names), _handles(cluster)
     starts = _starts(cluster.rows, names)
     lines += [f"{local} = {text}" for text, local in starts.items()]
     lines.append(f"{table} = {_packed_rows(cluster.rows, names, {**shared, **starts})}")
-    new = dict.fromkeys(cluster.results)
     threads = "torch.get_num_threads()" if any(map(_may_be_shared, cluster.rows)) else "1"
-    handles = struct.pack(f"{len(cluster.handles)}q", *cluster.handles)
-    lines.append(
-        f"{answer} = {names.constant(driver(), 'drive')}({table}, {len(cluster.rows)}, {threads}, {cluster.early})"
-    )
+    drive, stop = names.constant(driver(), "drive"), names.constant(stop_at, stop_at.__name__)
+    answer = free_name("native_answer", names.taken)
+    lines.append(f"{answer} = {drive}({table}, {len(cluster.rows)}, {threads}, {cluster.early})")
     lines.append(f"if {answer}:")
-    stop = names.constant(stop_at, stop_at.__name__)
     lines.append(f"    {stop}({answer}, {cluster.last}, {table}, {names.constant(handles, 'handles')})")
-    if new:
-        collect = f"{names.constant(collector(), 'collect')}({table}, {names.constant(handles, 'handles')}, {len(new)})"
-        lines.append(f"{''.join(f'{value.name}, ' for value in new)}= {collect}")
-    lines += _counts(cluster.counted, names)
-    return lines, "True"
+    return lines
+
+
+def _lines_then(cluster: Cluster, names: Names) -> list[str]:
+    """What follows the call: variables for the tensors that it has made, and version counters that move."""
+    lines = []
+    if cluster.results:
+        collect, handles = names.constant(collector(), "collect"), names.constant(_handles(cluster), "handles")
+        made = "".join(f"{value.name}, " for value in cluster.results)
+        lines.append(f"{made}= {collect}({_table(names)}, {handles}, {len(cluster.results)})")
+    return lines + _counts(cluster.counted, names)
+
+
+def _table(names: Names) -> str:
+    return free_name("native_table", names.taken)
+
+
+def _handles(cluster: Cluster) -> bytes:
+    """The slots in which handles are."""
+    return _same(struct.pack(f"{len(cluster.handles)}q", *cluster.handles))
 
 
 def _counts(written: Sequence[Value], names: Names) -> list[str]:
