@@ -192,6 +192,21 @@ def test_results_are_tensors_as_ever() -> None:
         assert torch.equal(compiled_function(x), function(x))
 
 
+def test_the_only_view_of_what_was_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variable that counts its versions is the view's: the nodes do not run again."""
+    answers = calls_counted(monkeypatch)
+    draft = Segment()
+    x = draft.input(torch.randn(6, 4))
+    made = draft.call(aten.mul.Tensor, x, 2.0)
+    draft.call(aten.add_.Tensor, made, x)
+    draft.call(aten.mul_.Tensor, x, 0.5)
+    program = draft.program([draft.call(aten.view.default, made, [2, 12]), x])
+    code = compiled(program)
+    assert outcome(code, draft.arguments()) == outcome(compiled(program, native=False), draft.arguments())
+    assert answers == [0]
+    assert code.executors.groups
+
+
 def test_nothing_is_left_behind() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
