@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.freeze import ColdStart, Latency, Measured
 from benchmarks.freeze_artifact import LIMIT_LOAD_S, LIMIT_PEAK, LIMIT_PRIVATE, ArtifactCost
-from benchmarks.freeze_worker import BITWISE, FAST, INDUCTOR, LOADED
+from benchmarks.freeze_worker import DOVETAIL, FAST, INDUCTOR, LOADED
 from benchmarks.tables import Rows, write_tables
 
 LIMIT_COLD = 0.1
@@ -74,7 +74,7 @@ def _latency_table(rows: Sequence[Latency]) -> _Table:
             f"{row.p50_ms:.2f}",
             f"{row.p95_ms:.2f}",
             f"{row.least_ms:.2f}",
-            f"{row.ratio:.2f}" + (" (slower)" if row.backend in (BITWISE, FAST, LOADED) and row.ratio > 1 else ""),
+            f"{row.ratio:.2f}" + (" (slower)" if row.backend in DOVETAIL and row.ratio > 1 else ""),
             f"{row.ratio_range[0]:.2f} - {row.ratio_range[1]:.2f}",
             f"{row.least_ratio:.2f}",
             f"{row.cpu_ratio:.2f}",
@@ -93,7 +93,7 @@ def _cold_table(rows: Sequence[ColdStart]) -> _Table:
             cells.append([row.model, str(row.threads), row.backend, row.error, *[""] * 5])
             continue
         ratio = cold_ratio(rows, row)
-        beyond = " (beyond)" if row.backend in (BITWISE, FAST, LOADED) and (ratio or 0) > LIMIT_COLD else ""
+        beyond = " (beyond)" if row.backend in DOVETAIL and (ratio or 0) > LIMIT_COLD else ""
         loads = load_ratio(rows, row)
         share = "" if loads is None else f" ({loads:.0%} of freezing)"
         cells.append(

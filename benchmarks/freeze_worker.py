@@ -28,11 +28,13 @@ Call = Callable[[], Any]
 EAGER, INDUCTOR, INDUCTOR_FREEZING = "eager", "inductor", "inductor freezing"
 ONNXRUNTIME, OPENVINO = "onnxruntime", "openvino"
 BITWISE, FAST, LOADED = "dovetail bitwise", "dovetail fast", "dovetail loaded"
-FREEZE_BACKENDS = (EAGER, INDUCTOR, INDUCTOR_FREEZING, ONNXRUNTIME, OPENVINO, BITWISE, FAST, LOADED)
+INT8, BF16 = "dovetail int8", "dovetail bf16"
+DOVETAIL = (BITWISE, FAST, INT8, BF16, LOADED)
+FREEZE_BACKENDS = (EAGER, INDUCTOR, INDUCTOR_FREEZING, ONNXRUNTIME, OPENVINO, *DOVETAIL)
 FROM_FILES = (ONNXRUNTIME, OPENVINO, LOADED)
 """These read a program from a file, and need neither the model nor its code."""
 
-_PACKAGES = {ONNXRUNTIME: "onnxruntime", OPENVINO: "openvino", **dict.fromkeys((BITWISE, FAST, LOADED), "dovetail")}
+_PACKAGES = {ONNXRUNTIME: "onnxruntime", OPENVINO: "openvino", **dict.fromkeys(DOVETAIL, "dovetail")}
 _WARM_UP_CALLS = 2
 
 
@@ -114,7 +116,7 @@ class Worker:
     def _compiled(self, case: int) -> Any:
         if self._backend == EAGER:
             return self._model
-        if self._backend in (BITWISE, FAST):
+        if self._backend in DOVETAIL:
             passes = self._backend.removeprefix("dovetail ")
             return self._package.freeze(self._model, self._arguments[case], passes=passes)
         if self._by_inductor is None:  # with dynamic=False it compiles for the sizes of each case

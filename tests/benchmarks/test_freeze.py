@@ -50,6 +50,18 @@ def test_tables_of_latency_cold_start_and_a_file(passes: str, tmp_path: Path) ->
     assert "| tiny | 1 | 3 | dovetail loaded |" in (tmp_path / "freeze.md").read_text()
 
 
+def test_fewer_bits_are_backends_that_say_why_they_cannot(tmp_path: Path) -> None:
+    """The model is too small for them: a row with an error, not an end."""
+    settings = {**_SETTINGS, "--sizes": "1x16", "--backends": "dovetail int8,dovetail bf16"}
+    arguments = [text for option in settings.items() for text in option]
+    result = CliRunner().invoke(app, ["freeze", *arguments, "--out", str(tmp_path)], catch_exceptions=False)
+    assert result.exit_code == 0
+    errors = {row["backend"]: row["error"] for row in json.loads((tmp_path / "freeze.json").read_text())["cold"]}
+    assert errors.pop("eager") is None
+    assert errors.keys() == {"dovetail int8", "dovetail bf16"}
+    assert all("BadOptionValue" in error for error in errors.values())
+
+
 def test_a_large_file_and_its_memory(tmp_path: Path) -> None:
     megabytes = 16
     written = write_artifact(str(tmp_path), megabytes)
