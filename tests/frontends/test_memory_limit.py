@@ -18,7 +18,11 @@ from dovetail.errors import BadOptionValue, DovetailError, MemoryLimitTooLow
 from dovetail.inspect.memory import measure_peak
 from dovetail.ir.program import Program, Value
 from dovetail.ir.signature import Residual
+from dovetail.partition.policy import Policy
+from dovetail.partition.whole.choose import Ladder
 from dovetail.pipeline.arena import code_of
+from dovetail.pipeline.recompute import _Search
+from dovetail.pipeline.splitting import Splitting
 from tests.frontends.step.test_memory_limit import MODELS
 from tests.rotation import rotated
 
@@ -355,6 +359,52 @@ def test_a_loss_among_other_results_fits_in_every_limit_from_the_lowest_named() 
         assert peak <= limit
         peaks.append(peak)
     assert peaks == sorted(peaks)
+
+
+def _deep(results: int, layers: int) -> Callable[[Tensor, Tensor], tuple[Tensor, ...]]:
+    """The loss of some layers, and what they gave."""
+
+    def made(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        shown = []
+        for _ in range(layers):
+            x = F.gelu(x @ w).tanh() + x
+            shown.append(x)
+        return (F.log_softmax(x, 1).square().mean(), *shown[-results:])
+
+    return made
+
+
+@pytest.mark.parametrize(("results", "layers"), [(1, 4), (2, 6), (4, 4)])
+def test_a_limit_that_is_far_too_low_plans_few_backwards_and_names_the_same_peak(
+    results: int, layers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside a loss there are results, so that backwards of the loss are planned by themselves."""
+    tried: list[bool] = []
+    ladder = _Search.ladder
+
+    def counted(self: _Search, policy: Policy | None = None) -> Ladder:
+        tried.append(True)
+        return ladder(self, policy)
+
+    monkeypatch.setattr(_Search, "ladder", counted)
+    first = _deep(results, layers)
+
+    def floor() -> int:
+        torch.manual_seed(0)
+        x, w = torch.randn(64, 48, requires_grad=True), torch.randn(48, 48, requires_grad=True)
+
+        def called() -> None:
+            dovetail.compile(first, memory_limit="transient:1B")(x, w)[0].backward()
+
+        return _floor(called)
+
+    lowest, few = floor(), len(tried)
+    tried.clear()
+    monkeypatch.setattr(_Search, "_cannot_be_lower", lambda *_: False)
+    peaks_of = Splitting._peaks_of_run
+    monkeypatch.setattr(Splitting, "_peaks_of_run", lambda *given: (peaks_of(*given)[0], 0))
+    assert floor() == lowest
+    assert few < len(tried)
 
 
 def test_executors_are_told_of_all_inputs_of_backward_that_may_die(monkeypatch: pytest.MonkeyPatch) -> None:

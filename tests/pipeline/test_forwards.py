@@ -8,7 +8,7 @@ from dovetail.pipeline.forwards import Way, way_within
 
 
 def _way(peak: int, loss: int, work: int) -> Way:
-    return Way(peak, loss, work, "whole")
+    return Way(peak, loss, min(peak, loss), work, "whole")
 
 
 _ROW = (_way(100, 70, 10), _way(80, 60, 12), _way(60, 50, 14), _way(70, 50, 15), _way(40, 40, 30))

@@ -65,11 +65,13 @@ def simulate_peak(
     hints: Mapping[str, Number] | None = None,
     dying: Collection[int] = (),
     need_of: Callable[[Node], Need] | None = None,
+    end: int | None = None,
 ) -> PeakReport:
     """The peak of live bytes of a run in program order.
 
     hints: a number for each size symbol (default 1 each). dying: numbers of inputs that nobody else holds; they count,
-    and die at their last use. need_of: what operators take besides; nothing by default.
+    and die at their last use. need_of: what operators take besides; nothing by default. end: the first node that does
+    not count any more.
     """
     sizes = {**storage_bytes(program, hints or {}), **(input_bytes(program, hints or {}) if dying else {})}
     given = {program.inputs[number].tensor.storage for number in dying}
@@ -78,7 +80,7 @@ def simulate_peak(
     live = peak = sum(sizes[storage] for storage in given)
     at = -1
     started = set(given)
-    for index, node in enumerate(program.nodes):
+    for index, node in enumerate(program.nodes[:end]):
         need = NOTHING if need_of is None else need_of(node)
         for place, value in enumerate(node.outputs):
             meta = value.meta if value is not None else None

@@ -27,12 +27,14 @@ from dovetail.partition.whole.schedule import Schedule
 class Way:
     """A way to split a graph.
 
-    peak_bytes: with gradients of all results. loss_bytes: with that of the loss alone. work: of all its nodes. solver:
-    who found it. schedule: of the whole program, and what it was found with, if it is one of those.
+    peak_bytes: with gradients of all results. loss_bytes: with that of the loss alone. forward_bytes: until
+    backward begins. work: of all its nodes. solver: who found it. schedule: of the whole program, and what it was found
+    with, if it is one of those.
     """
 
     peak_bytes: int
     loss_bytes: int
+    forward_bytes: int
     work: int
     solver: str
     schedule: Schedule | None = None

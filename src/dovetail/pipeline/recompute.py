@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from dovetail.analysis.liveness import simulate_peak
+from dovetail.analysis.liveness import simulate_peak, storage_lives
 from dovetail.errors import MemoryLimitTooLow, UnsupportedStep
 from dovetail.execute.needs import Needs
 from dovetail.ir.made_symbols import made_symbols
-from dovetail.ir.program import Program
+from dovetail.ir.program import Phase, Program
 from dovetail.ir.sizes import Number
 from dovetail.ops.transfers import TRANSFERS
 from dovetail.partition.choose import work_to_spare
@@ -104,6 +104,8 @@ def recompute(  # noqa: PLR0913 (each is known where a program is weighed)
     was, most = search.was, None if limit is None else limit.above(state_bytes)
     if most is not None and was <= most:
         return program, RecomputeReport(0, was, was, reason="FITS: the limit is kept as it is")
+    if limit is not None and search.is_lowest:
+        raise too_low(limit, was, state_bytes, held)
     ladder = search.ladder()
     problem = ladder.problem
     if limit is None or most is None:
@@ -197,7 +199,10 @@ class StepPlans:
 
 
 class _Search:
-    """Weighs programs in which nodes run again, and keeps none of them. was: the peak of the program as it is."""
+    """Weighs programs in which nodes run again, and keeps none of them.
+
+    was: the peak of the program as it is. is_lowest: whether nothing that runs again lowers it.
+    """
 
     def __init__(
         self,
@@ -220,7 +225,20 @@ class _Search:
         self._around = around
         self._needs = needs or Needs(hints)
         self._least = held.least_bytes(program)
-        self.was = self._peak_of(self._plans.in_place(before(program))[1], self._needs)
+        in_place = self._plans.in_place(before(program))[1]
+        self.was = self._peak_of(in_place, self._needs)
+        self.is_lowest = self._cannot_be_lower(in_place)
+
+    def _cannot_be_lower(self, in_place: Program) -> bool:
+        """Whether only what ran before the program is there at its peak, and what the node there reads or makes."""
+        run = self._around(in_place)
+        if run is in_place:
+            return False
+        at = simulate_peak(run, self._hints, need_of=self._needs.need_of).node
+        used = {v.tensor.storage for v in (*run.nodes[at].operands(), *run.nodes[at].results()) if v.is_tensor}
+        there = (life for life in storage_lives(run, self._hints) if life.first <= at <= life.last and life.bytes)
+        others = (life for life in there if life.storage not in used and not life.is_returned)
+        return all(run.nodes[life.first].phase is Phase.FORWARD for life in others)
 
     def ladder(self, policy: Policy | None = None) -> Ladder:
         """The schedules of the program. policy: another one."""

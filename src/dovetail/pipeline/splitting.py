@@ -112,9 +112,14 @@ class Splitting:
 
     def peak_of_run(self, forward: Program, backward: Program, stays: Collection[str] = ()) -> int:
         """The peak of halves that run one after the other, as they are. stays: see `analysis.one_run`."""
+        return self._peaks_of_run(forward, backward, stays)[0]
+
+    def _peaks_of_run(self, forward: Program, backward: Program, stays: Collection[str]) -> tuple[int, int]:
+        """That peak, and the one until backward begins."""
         run = as_one_run(forward, backward, stays, self._leaves, lets_go=frees_arriving_gradients())
         self.needs.measure(run.nodes)
-        return simulate_peak(run, self._hints, need_of=self.needs.need_of).peak_bytes
+        given, border = (run, self._hints, (), self.needs.need_of), len(forward.nodes) + 1
+        return simulate_peak(*given).peak_bytes, simulate_peak(*given, end=border).peak_bytes
 
     def _peak_of(self, split: Split) -> int:
         """The peak of a split as its halves will run, with a gradient for each output."""
@@ -247,17 +252,14 @@ class Splitting:
         found = self._cut(default, policy)
         schedules = _Schedules(self, default, before.peak_bytes, policy, self._hints)
         choice = schedules.ladder.under(most)
-        if choice.chosen is not None:
-            found.append(schedules.candidate(choice.chosen))
-        elif choice.lowest is not None:
-            found.append(schedules.candidate(choice.lowest))
+        weighed = choice.chosen or choice.lowest
+        found += [] if weighed is None else [schedules.candidate(weighed)]
         fits = [one for one in found if one.peak_bytes <= most]
         relaxed = policy.under_need()
         if not fits and len(relaxed.marks) < len(policy.marks):
             return self._under(default, relaxed, limit, state_bytes)
         if not fits:
-            lowest = min([before.peak_bytes, *(one.peak_bytes for one in found)])
-            raise too_low(limit, lowest, state_bytes, GRAPH)
+            raise too_low(limit, min([one.peak_bytes for one in (before, *found)]), state_bytes, GRAPH)
         return self._reported(default, before, min(fits, key=lambda one: (one.work, one.peak_bytes)))
 
     def _for_another(
@@ -270,8 +272,7 @@ class Splitting:
             return self._kept_default(default, before, "FITS: the limit is kept as it is")
         ways = [plain, *self._ways(default, before, policy, likely)]
         way = way_within(ways, most)
-        if way is None:
-            way = self._first_planned(default, before, ways, state_bytes, likely)
+        way = way or self._first_planned(default, before, ways, state_bytes, likely)
         if way.solver == "default":
             return self._kept_default(default, before, "FITS: the limit is kept as it is")
         if way.schedule is None or way.policy is None:
@@ -283,23 +284,23 @@ class Splitting:
         self, default: Halves, before: Candidate, ways: Collection[Way], state_bytes: int, likely: Program
     ) -> Way:
         """The first way, from the lowest peak on, whose backward can be planned. Raises: MemoryLimitTooLow."""
-        errors: list[MemoryLimitTooLow] = []
+        errors, lowest = list[MemoryLimitTooLow](), math.inf
         for way in sorted(ways, key=lambda way: (way.loss_bytes, way.work)):
+            if way.forward_bytes >= lowest:
+                continue  # its backward can neither keep the limit nor be the lowest
             other = self.apart()
-            halves = other.halves_of(default, before, way)
             try:
-                other.peak_later(halves, default, likely, state_bytes)
+                other.peaks_later(other.halves_of(default, before, way), default, likely, state_bytes)
+                return way
             except MemoryLimitTooLow as error:
                 errors.append(error)
-            else:
-                return way
+                lowest = min(lowest, floor_of(error) - (0 if self.limit and self.limit.is_transient else state_bytes))
         raise min(errors, key=floor_of)
 
     def halves_of(self, default: Halves, before: Candidate, way: Way) -> Halves:
         """The split of a way, which is only looked at."""
         if way.schedule is not None and way.policy is not None:
-            schedules = _Schedules(self, default, before.peak_bytes, way.policy, self._hints)
-            return schedules.halves(way.schedule)[0]
+            return _Schedules(self, default, before.peak_bytes, way.policy, self._hints).halves(way.schedule)[0]
         return default if way.solver == "default" else self._cut(default, self._policy)[0].halves
 
     def _forward_of(self, split: Split) -> Program:
@@ -313,16 +314,19 @@ class Splitting:
         for some in (policy, relaxed) if len(relaxed.marks) < len(policy.marks) else (policy,):
             schedules = _Schedules(self, default, before.peak_bytes, some, self._hints)
             for point in schedules.ladder.curve(_HALVINGS):
-                loss_bytes = self.apart().peak_later(schedules.halves(point.schedule)[0], default, likely)
-                yield Way(point.peak_bytes, loss_bytes, before.work + point.work, WHOLE, point.schedule, some)
+                peaks = self.apart().peaks_later(schedules.halves(point.schedule)[0], default, likely)
+                yield Way(point.peak_bytes, *peaks, before.work + point.work, WHOLE, point.schedule, some)
 
     def _way(self, default: Halves, one: Candidate, likely: Program) -> Way:
-        return Way(one.peak_bytes, self.apart().peak_later(one.halves, default, likely), one.work, one.solver)
+        return Way(one.peak_bytes, *self.apart().peaks_later(one.halves, default, likely), one.work, one.solver)
 
-    def peak_later(self, halves: Halves, default: Halves, likely: Program, state_bytes: int | None = None) -> int:
-        """The peak of the backward of another program, after the forward of a split. default: what is split by itself.
+    def peaks_later(
+        self, halves: Halves, default: Halves, likely: Program, state_bytes: int | None = None
+    ) -> tuple[int, int]:
+        """The peak of the backward of another program after the forward of a split, and that until backward begins.
 
-        state_bytes: of inputs, where nodes run again in it as far as the limit asks for it. Raises: MemoryLimitTooLow.
+        default: what is split by itself. state_bytes: of inputs, where nodes run again in it as far as the limit asks
+        for it. Raises: MemoryLimitTooLow.
         """
         split = halves.split
         first = replace(split, forward=self._forward_of(split))
@@ -334,7 +338,7 @@ class Splitting:
         if state_bytes is not None:
             backward = self.backward_within(backward, plans, dying, state_bytes)
         context = Context(self._options, self._hints, dying=dying, plans=plans)
-        return self.peak_of_run(first.forward, weighed_passes("backward", backward, context), stays)
+        return self._peaks_of_run(first.forward, weighed_passes("backward", backward, context), stays)
 
     def _cut(self, default: Halves, policy: Policy) -> list[Candidate]:
         """The minimum cut, where anything runs again for it."""
@@ -391,6 +395,6 @@ class _Schedules:
         """In which storage each one lies once the halves work in place."""
         found: dict[int, int] = {}
         for half in (split.backward, self._splitting.written(split.forward)):
-            plan = self._splitting.plans.in_place(half)[0]
-            found.update({storage: buffer.number for storage, (buffer, _) in plan.places.items()})
+            places = self._splitting.plans.in_place(half)[0].places
+            found.update({storage: buffer.number for storage, (buffer, _) in places.items()})
         return found
