@@ -75,7 +75,8 @@ def _row_ranges(x: torch.Tensor) -> torch.Tensor:
 
 
 def _quantize_rows(x: torch.Tensor, ranges: torch.Tensor) -> torch.Tensor:
-    factors, least = ranges[..., :1].reciprocal(), ranges[..., 1:]
+    step, least = ranges.split(1, -1)
+    factors = step.reciprocal()
     if is_fake(x) or x.is_meta or x.numel() <= _ELEMENTS_AT_ONCE:
         return _levels_of(x, factors, least)
     made = torch.empty(x.shape, dtype=torch.uint8)
@@ -132,7 +133,7 @@ class Int8Linear:
         if not onednn.is_packed(weight):
             weight = onednn_low_precision.pack_int8_weight(weight, rows.shape[0])
         made = onednn_low_precision.int8_product(rows, weight, scales)
-        step, least = ranges[:, :1], ranges[:, 1:]
+        step, least = ranges.split(1, -1)
         if made.numel() <= _ELEMENTS_AT_ONCE:
             self._finish(made, step, least, sums, bias)
         else:

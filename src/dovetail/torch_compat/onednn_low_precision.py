@@ -31,10 +31,17 @@ def int8_product(x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor) ->
 
     x: (rows, inputs) of uint8, contiguous. weight: packed. scales: (outputs,) of float32.
     """
-    zeros = torch.zeros(scales.shape[0], dtype=torch.int64)
+    zeros = _zeros(scales.shape[0])
     multiply: Any = torch.ops.onednn.qlinear_pointwise
     made: torch.Tensor = multiply(x, 1.0, 0, weight, scales, zeros, None, 1.0, 0, torch.float32, "none", [], "")
     return made
+
+
+@cache
+def _zeros(count: int) -> torch.Tensor:
+    """What stands for zero in each row of a weight."""
+    with torch.inference_mode(False):
+        return torch.zeros(count, dtype=torch.int64)
 
 
 @cache
