@@ -134,22 +134,23 @@ class Int8Linear:
             weight = onednn_low_precision.pack_int8_weight(weight, rows.shape[0])
         made = onednn_low_precision.int8_product(rows, weight, scales)
         step, least = ranges.split(1, -1)
+        middle = torch.add(least, step, alpha=onednn_low_precision.ZERO_POINT)
         if made.numel() <= _ELEMENTS_AT_ONCE:
-            self._finish(made, step, least, sums, bias)
+            self._finish(made, step, middle, sums, bias)
         else:
             for part in _blocks(made):
-                self._finish(made[part], step[part], least[part], sums, bias)
+                self._finish(made[part], step[part], middle[part], sums, bias)
         return made.view(*x.shape[:-1], made.shape[1])
 
     def _finish(
         self,
         made: torch.Tensor,
         step: torch.Tensor,
-        least: torch.Tensor,
+        middle: torch.Tensor,
         sums: torch.Tensor,
         bias: torch.Tensor | None,
     ) -> None:
-        rest = least * sums if bias is None else torch.addcmul(bias, least, sums)
+        rest = middle * sums if bias is None else torch.addcmul(bias, middle, sums)
         torch.addcmul(rest, made, step, out=made)
         applied(self.activation, made)
 

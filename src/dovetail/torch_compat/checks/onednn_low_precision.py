@@ -15,7 +15,7 @@ def check_pack_int8_weight() -> str | None:
     weight = torch.arange(-10, 11, dtype=torch.int8).view(3, 7)
     packed, exact = low.pack_int8_weight(weight, 2), weight.float().sum(1).expand(5, 3)
     weight.zero_()
-    ones = torch.ones((5, 7), dtype=torch.uint8)
+    ones = torch.full((5, 7), low.ZERO_POINT + 1, dtype=torch.uint8)
     return first_difference(("the sums", low.int8_product(ones, packed, torch.ones(3)).equal(exact), True))
 
 
@@ -24,10 +24,10 @@ def check_int8_product() -> str | None:
     if not low.multiplies_int8():
         return None
     weight = torch.tensor([[1, 2], [-3, 4], [127, -127]], dtype=torch.int8)
-    x = torch.tensor([[1, 0], [255, 1]], dtype=torch.uint8)
+    x = torch.tensor([[129, 128], [255, 1]], dtype=torch.uint8)
     made = low.int8_product(x, low.pack_int8_weight(weight, None), torch.tensor([1.0, 2.0, 0.5]))
     return first_difference(
-        ("the numbers", made.tolist(), [[1.0, -6.0, 63.5], [257.0, -1522.0, 16129.0]]),
+        ("the numbers", made.tolist(), [[1.0, -6.0, 63.5], [-127.0, -1778.0, 16129.0]]),
         ("the strides", made.stride(), (3, 1)),
     )
 
