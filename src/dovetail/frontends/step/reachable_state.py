@@ -1,10 +1,8 @@
-"""The reachable state of a step function: every slot in Python that it can read or write, what is there, and how to put
-it back.
+"""The reachable state of a step function: every slot in Python that it can read or write, and how to put it back.
 
 `ReachableState` looks once; `guard` tells cheaply whether it still holds, `record` describes it for a comparison with a
 later reachable state, `changes` and `restore` serve code that was run on stand-ins. After a change that the guard
-noticed, a new `ReachableState` is made; a reachable state, and its guard, keep what they know alive, so the old ones
-are to be dropped. A record keeps no tensor.
+noticed, a new one is made; old ones, and their guards, keep alive what they know: drop them. Records keep no tensor.
 """
 
 from __future__ import annotations
