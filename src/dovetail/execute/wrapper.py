@@ -46,6 +46,7 @@ from dovetail.ir.calling import (
     GradientExit,
     GradientFlag,
     InputRule,
+    LeafGradient,
     OutputRule,
     Rebuilt,
     ReplayStep,
@@ -110,8 +111,7 @@ class _WrapperWriter:
     def _run(self) -> list[str]:
         """The run itself. Gradients that are dropped first are; others are once the last check has passed."""
         first, late = (
-            [f"{self._input(g.input)}.grad = None" for g in self.plan.gradients if g.is_cleared and g.is_first is now]
-            for now in (True, False)
+            [f"{self._input(g.input)}.grad = None" for g in _dropped(self.plan, is_first)] for is_first in (True, False)
         )
         lines = [f"    {line}" for line in first]
         if not late:
@@ -292,6 +292,15 @@ def wrapper_source(
     writer = _WrapperWriter(plan, program, names)
     source = writer.write()
     return source, dict(writer.names.globals)
+
+
+def drops_late(plan: CallPlan) -> bool:
+    """Whether gradients are dropped while a step runs: once its last check has passed."""
+    return bool(_dropped(plan, is_first=False))
+
+
+def _dropped(plan: CallPlan, is_first: bool) -> list[LeafGradient]:
+    return [g for g in plan.gradients if g.is_cleared and g.is_first is is_first]
 
 
 def build_wrapper(plan: CallPlan, program: Program, inputs: Sequence[str] | None = None) -> Wrapper:

@@ -21,12 +21,13 @@ from dovetail.errors import MemoryLimitTooLow, UnsupportedDistributed, Unsupport
 from dovetail.execute.protocol import ExecutorList
 from dovetail.execute.step import CompiledStepProgram, LastCheck, first_write
 from dovetail.execute.transfers import TransferExecutor, Transfers
-from dovetail.execute.wrapper import build_wrapper, wrapper_source
+from dovetail.execute.wrapper import build_wrapper, drops_late, wrapper_source
 from dovetail.ir.calling import CallPlan
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Phase, Program, Stage, Value
 from dovetail.ir.signature import InputMutation, Signature
 from dovetail.ir.sizes import Number
+from dovetail.ops.collectives import sequences_of
 from dovetail.ops.facts import facts_of
 from dovetail.ops.prims import REACHED
 from dovetail.partition.whole.forced import recompute_as_asked
@@ -75,7 +76,8 @@ def compile_step_programs(
     executors = make_executors(options)
     if transfers is not None:
         executors = ExecutorList((TransferExecutor(transfers.calls), *executors.executors))
-    after = {} if check is None else {check: last_check}
+    is_awaited = drops_late(plan) or bool(sequences_of(program.nodes))
+    after = {check: last_check} if is_awaited and check is not None else {}
     code = code_of(program, executors, options, hints, after)
     eager = simulate_peak(programs.recorded, hints).peak_bytes
     run = dump.watched(code, JOINT)

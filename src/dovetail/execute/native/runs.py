@@ -100,7 +100,9 @@ def _has_known_place(shown: Value, of: TensorMeta) -> bool:
 
 
 def runs_of(program: Program, claims: Mapping[Node, RowClaim], may_show: Callable[[Node], bool]) -> list[Run]:
-    """The longest runs, in order, those of a single claim left out. may_show: whether a node may be a view of a run."""
+    """The longest runs, in order, those of a single claim left out. may_show: whether a node may be a view of a run, or
+    a mark within it.
+    """
     found: list[Run] = []
     open_: Run | None = None
     waiting: list[tuple[Node, bool]] = []  # they belong to the run if another claim follows; whether they are views
@@ -121,7 +123,7 @@ def runs_of(program: Program, claims: Mapping[Node, RowClaim], may_show: Callabl
             waiting.append((node, False))
         elif open_ is not None and claim is None and open_.may_compute(node):
             open_.compute(node)
-        elif open_ is not None and isinstance(node.target, Prim) and node.target.marks:
+        elif open_ is not None and may_show(node) and isinstance(node.target, Prim) and node.target.marks:
             continue
         else:
             waiting.clear()
