@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import count as count_from
 
 import torch
 
@@ -263,11 +264,9 @@ def _shared_numbers(cluster: Cluster, names: Names) -> dict[str, str]:
 def _starts(rows: Iterable[ReadyRow], names: Names) -> dict[str, str]:
     """The addresses that several rows take: what they are, and the local variables that hold them."""
     uses = Counter(each.value for row in rows for each in row.pointers if each is not None)
-    starts: dict[str, str] = {}
-    for value, count in uses.items():
-        if count > 1:
-            starts[f"{value.name}.data_ptr()"] = free_name("native_start", {*names.taken, *starts.values()})
-    return starts
+    shared = [value for value, count in uses.items() if count > 1]
+    free = (name for at in count_from(1) if (name := f"native_start_{at}") not in names.taken)
+    return {f"{value.name}.data_ptr()": name for value, name in zip(shared, free, strict=False)}
 
 
 def _packed_rows(rows: Iterable[ReadyRow], names: Names, shared: Mapping[str, str]) -> str:

@@ -26,7 +26,8 @@ MOST = 1024
 class Run:
     """first: the number of its first node. claims: in order. before: nodes that run first. views: nodes whose results
     need not exist, as where their elements lie is known. computed: nodes that give numbers that the run computes. last:
-    the number of its last claim. read: storages that copies stand for in `computed`, so that nothing writes them later.
+    the number of its last claim. numbers: what those in `computed` give. read: storages that copies stand for there, so
+    that nothing writes them later.
     """
 
     first: int
@@ -36,6 +37,7 @@ class Run:
     computed: list[Node] = field(default_factory=list)
     last: int = -1
     written: set[int] = field(default_factory=set)
+    numbers: set[Value] = field(default_factory=set)
     read: set[int] = field(default_factory=set)
     results: set[Value] = field(default_factory=set)
 
@@ -53,12 +55,12 @@ class Run:
 
     def may_compute(self, node: Node) -> bool:
         """Whether the run can compute the number that a node gives."""
-        known = {value for each in self.computed for value in each.results()}
-        return is_step(node, known) or is_read(node, self.claims, self.written, known)
+        return is_step(node, self.numbers) or is_read(node, self.claims, self.written, self.numbers)
 
     def compute(self, node: Node) -> None:
         """Add a node that gives a number."""
         self.computed.append(node)
+        self.numbers.update(node.results())
         self.results.update(node.results())
         self.read.update(value.tensor.storage for value in node.operands() if value.is_tensor)
 
