@@ -40,7 +40,7 @@ from dovetail.testing.arena_sanitizer import (
 from dovetail.testing.sanitizer import AliasSanitizer
 from dovetail.torch_compat.arenas import TensorArena
 from dovetail.torch_compat.profiler import record_allocator_events
-from tests.frontends.step.agreement import agree
+from tests.frontends.step.agreement import EagerFails, agree
 from tests.frontends.step.cases.matrix import case_of, pairs
 from tests.frontends.step.test_memory_limit import MODELS, Training
 from tests.random_steps import random_step
@@ -304,7 +304,10 @@ def test_operators_of_others_get_no_memory_of_an_arena() -> None:
 def test_training_loops_agree_in_an_arena(case: Any) -> None:
     if "arena" in case.options or "dynamic" in case.options:
         pytest.skip("it says so itself")
-    agree(replace(case, options={**case.options, "arena": True}))
+    try:
+        agree(replace(case, options={**case.options, "arena": True}))
+    except EagerFails as error:
+        pytest.skip(f"not even eager mode runs it: {error}")
 
 
 def test_an_arena_is_for_known_sizes() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.programs.harness import BACKEND, COMPILE, KEPT, STEP, Differs, Made, Program, Refused, Wrap, check, some
+from tests.programs.harness import BACKEND, COMPILE, STEP, Differs, Made, Program, Refused, Wrap, check, some
 from tests.rotation import rotated
 
 THEMES = sorted(
@@ -18,9 +18,8 @@ THEMES = sorted(
 )
 
 # Refused by name: doors, programs, the code of the error, and why.
-_STEPS, _COMPILE, _BACKEND = (STEP, KEPT), (COMPILE,), (BACKEND,)
+_COMPILE, _BACKEND = (COMPILE,), (BACKEND,)
 REFUSED: tuple[tuple[tuple[str, ...], tuple[str, ...], str, str], ...] = (
-    (_STEPS, ("smoothed_with_one_cycle",), "DT-STEP-001", "reads the scheduler's rate after it was stepped"),
     (_BACKEND, ("pixels_in_order",), "DT-ALIAS-002", "`weight.data *= mask` gives a parameter other memory"),
     (_COMPILE, ("both_halves_of_a_transformer",), "DT-CAPTURE-002", "nn.Transformer asks whether a mask is causal"),
 )

@@ -51,7 +51,7 @@ COMPILED_FROM = "_dovetail_compiled_from"  # an attribute of classes of ours: na
 MAX_WATCHED_BYTES = 1024
 _HEAP_TYPE = 1 << 9
 LOOKED_FOR = ("__getattr__", "__bool__", "__len__", "__eq__", "__contains__", "__iter__", "__getitem__", "__call__")
-"""What Python looks for in the class of an object by itself, and does without where there is none."""
+"""What Python looks for in the class of an object by itself, and does without where it is missing."""
 RANDOM_SOURCES = (random.Random, np.random.Generator, np.random.RandomState)
 _WALKED_PACKAGES = ("torch.distributions", "torch.nn", "torch.optim", "torch.amp")
 _WALKED = (

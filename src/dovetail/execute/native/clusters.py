@@ -214,7 +214,8 @@ class _Memory:
         shaped = places.only_views(taken, is_read_after, self._is_alone)
         pieces = [replace(p, meta=shaped[p.value].tensor) if p.value in shaped else p for p in memory.pieces]
         results = [shaped.get(value, value) for value in taken]
-        made = self._made(claims, [v.tensor.storage for v in stored if v.tensor.storage not in self.static], places)
+        others = {v.tensor.storage for v in stored} - memory.addresses.keys() - {v.tensor.storage for v in taken}
+        made = self._made(claims, others, places)
         known = Storages(unread, self.loose)
         found = {at: row_of(row.claims, known, places.addresses) for at, row in enumerate(rows)}
         ready = {at: row for at, row in found.items() if row is not None}
@@ -281,20 +282,21 @@ class _Memory:
         """
         is_known = len(self.sizes) == 1 and self.outside <= self.held
         part = slice(None) if is_known else slice(first, last + 1)
-        known = [value for value in stored if value.tensor.storage in self.static]
-        unknown = {value.tensor.storage for value in stored} - self.static
+        inner = {value.tensor.storage for value in stored if self._is_inner(value.tensor.storage, last)}
+        known = [value for value in stored if not any(meta_symbols(value.meta))]
+        results = [value for value in known if value.tensor.storage not in inner]
+        unknown = {v.tensor.storage for v in stored} - inner - {v.tensor.storage for v in results}
         room = min(
             max(during[part]) - before[first] - sum(sizes[storage] for storage in unknown)
             for sizes, (before, during) in zip(self.sizes, self.loads, strict=True)
         )
         scratch = [max(self.scratch.get(each.node, 0) + kept_apart(each) for each in row.claims) for row in rows]
-        inner = {value.tensor.storage for value in known if self._is_inner(value.tensor.storage, last)}
-        results = [value for value in known if value.tensor.storage not in inner]
         return call_memory(rows, inner, results, self.sizes[0], scratch, room)
 
     def _is_inner(self, storage: int, last: int) -> bool:
-        """Whether nothing behind a node sees a storage, which has some bytes."""
-        return self.sizes[0][storage] > 0 and storage not in self.shown and self.users[storage][-1] <= last
+        """Whether nothing behind a node sees a storage of some bytes, which are known."""
+        is_known = storage in self.static and self.sizes[0][storage] > 0
+        return is_known and storage not in self.shown and self.users[storage][-1] <= last
 
     def _rows_of(self, claims: list[RowClaim]) -> list[OpenRow]:
         """The rows of claims that stand together, found once."""

@@ -116,14 +116,15 @@ def _is_all_of(view: Value, of: Value) -> bool:
 def _fills(view: Value, of: Value) -> bool:
     """Whether a view shows each byte of new memory once."""
     shown, whole = view.tensor, of.tensor
-    is_dense = all(meta.offset == 0 and _end(meta) == meta.numel() for meta in (shown, whole))
+    is_dense = all(meta.offset == 0 and _is_without_gaps(meta) for meta in (shown, whole))
     return is_dense and (shown.dtype, shown.numel()) == (whole.dtype, whole.numel()) and not shown.overlaps_itself()
 
 
-def _end(meta: TensorMeta) -> int:
-    """Behind the last element of a tensor of known sizes, some of them none."""
-    steps = [(int(n) - 1) * int(s) for n, s in zip(meta.shape, meta.stride, strict=True)]  # type: ignore[arg-type]
-    return 1 + sum(steps)
+def _is_without_gaps(meta: TensorMeta) -> bool:
+    """Whether elements lie side by side, in some order, as far as sizes are known; not if there are none."""
+    numbers = [(size, step) for size, step in zip(meta.shape, meta.stride, strict=True)]
+    known = [(size, step) for size, step in numbers if isinstance(size, int) and isinstance(step, int)]
+    return len(known) == len(numbers) and 1 + sum((size - 1) * step for size, step in known) == meta.numel()
 
 
 def shown_addresses(node: Node, addresses: Mapping[Value, Address]) -> dict[Value, Address]:

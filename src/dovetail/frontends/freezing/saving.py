@@ -103,9 +103,9 @@ def _described(methods: Mapping[str, FrozenMethod]) -> tuple[dict[str, Any], dic
         for number, frozen in enumerate(method.programs):
             stem = f"programs/{name}.{number}"
             folded = frozen.folded
-            _refuse_seeding(folded.program)
-            members[f"{stem}.py"] = program_text(folded.program).encode()
             members[f"{stem}.json"] = json_bytes(_program(folded.program, folded.plan))
+            _refuse_seeding(folded.program)  # subgraphs of control flow do so, too, and have a reason of their own
+            members[f"{stem}.py"] = program_text(folded.program).encode()
             unfolded = frozen.unfolded()
             members[f"{stem}.unfolded.json"] = json_bytes(_program(unfolded.program, unfolded.plan))
             entries.append(_entry(frozen, unfolded, stem))

@@ -3,6 +3,7 @@
 import torch
 
 PROGRAMS = 1
+EAGER_CALLS = 1
 
 
 def make():

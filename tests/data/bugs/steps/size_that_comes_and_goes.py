@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import torch
 
-PROGRAMS = 8
+PROGRAMS = 2
 
 
 def make():
