@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from dovetail.ir.program import Node, Program, Value, values_in
+from dovetail.analysis.reads import readers_of
+from dovetail.ir.program import Node, Program, Value
 from dovetail.ir.sizes import Size
 from dovetail.ops.arguments import arguments_of
 from dovetail.ops.layouts import is_reshaping_view
@@ -69,13 +70,7 @@ class Uses:
 
 def uses_of(program: Program) -> Uses:
     """Who makes and who reads each value of a program."""
-    users: dict[Value, list[Node | None]] = {}
-    for node in program.nodes:
-        for value in node.operands():
-            users.setdefault(value, []).append(node)
-    for value in values_in(program.outputs):
-        users.setdefault(value, []).append(None)
-    return Uses(program.producers(), users)
+    return Uses(program.producers(), readers_of(program))
 
 
 def linear_call_of(node: Node, uses: Uses, constants: Collection[Value]) -> LinearCall | str | None:

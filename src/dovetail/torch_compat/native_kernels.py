@@ -15,18 +15,16 @@ from functools import cache
 import torch
 
 from dovetail.torch_compat.native_symbols import library_function
+from dovetail.torch_compat.native_tensors import CODES
 
-CREATE, DELETE, EMPTY, DATA = (
-    f"aoti_torch_{name}"
-    for name in ("create_tensor_from_blob", "delete_tensor_object", "new_uninitialized_tensor", "get_data_ptr")
-)
-"""C functions for handles: one on given memory, its end, one without a tensor, and where its memory is."""
+CREATE, EMPTY = (f"aoti_torch_{name}" for name in ("create_tensor_from_blob", "new_uninitialized_tensor"))
+"""C functions for handles: one on given memory, and one without a tensor. See `native_tensors` for others."""
 
 CATCHING = ("__gxx_personality_v0", "__cxa_begin_catch", "__cxa_end_catch")
 """What catches an exception of C++."""
 
-DTYPE_CODES = {torch.float32: 6, torch.float64: 7, torch.int64: 4}
-"""The numbers of `c10::ScalarType`."""
+DTYPE_CODES = {dtype: CODES[dtype] for dtype in (torch.float32, torch.float64, torch.int64)}
+"""The dtypes of kernels' tensors."""
 
 _PLAIN = {
     "softmax": "12_softmax_outERNS_6TensorERKS1_lb",

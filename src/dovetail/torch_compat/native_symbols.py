@@ -14,15 +14,15 @@ from dovetail.torch_compat.modes import function_mode_is_active
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _precision = getattr(torch._C, "_get_fp32_precision_getter", None)
 _EXACT = ("none", "ieee")
-_NAMES = {"linux": "libtorch_cpu.so", "darwin": "libtorch_cpu.dylib", "win32": "torch_cpu.dll"}
+_FILES = {"linux": "lib{}.so", "darwin": "lib{}.dylib", "win32": "{}.dll"}
 
 
 @cache
-def library_function(symbol: str) -> int | None:
-    """The address of a function in torch's library or in those that it needs, MKL's or OpenMP's say; None where it is
-    in none of them.
+def library_function(symbol: str, library: str = "torch_cpu") -> int | None:
+    """The address of a function in a library of torch's or in those that it needs, MKL's or OpenMP's say; None where it
+    is in none of them.
     """
-    path = Path(torch.__file__).parent / "lib" / _NAMES.get(sys.platform, "libtorch_cpu.so")
+    path = Path(torch.__file__).parent / "lib" / _FILES.get(sys.platform, "lib{}.so").format(library)
     try:
         function = getattr(ctypes.CDLL(str(path)), symbol)
     except (OSError, AttributeError):

@@ -5,14 +5,13 @@ A tensor is passed as a handle: the address of an `at::Tensor`.
 
 from __future__ import annotations
 
-import ctypes
-import sys
 from functools import cache
-from pathlib import Path
 
 import torch
 
-MAKE, LET_GO, MEMORY = (f"aoti_torch_{name}" for name in ("empty_strided", "delete_tensor_object", "get_data_ptr"))
+from dovetail.torch_compat.native_symbols import library_function
+
+MAKE, DELETE, DATA = (f"aoti_torch_{name}" for name in ("empty_strided", "delete_tensor_object", "get_data_ptr"))
 """C functions for handles: a new one with memory of its own, its end, and where its memory is."""
 
 CODES = {
@@ -29,7 +28,6 @@ CODES = {
 }
 """The numbers of `c10::ScalarType`."""
 
-_NAMES = {"linux": "libtorch_python.so", "darwin": "libtorch_python.dylib", "win32": "torch_python.dll"}
 _WRAPPING = ("RKN2at10TensorBaseE", "N2at10TensorBaseE", "N2at6TensorE")
 
 
@@ -38,11 +36,5 @@ def wrapping_function() -> int | None:
     """The address of the function that makes Python's tensor of a handle, which it leaves; None where it is not found.
     The GIL must be held.
     """
-    path = Path(torch.__file__).parent / "lib" / _NAMES.get(sys.platform, "libtorch_python.so")
-    for arguments in _WRAPPING:
-        try:
-            function = getattr(ctypes.CDLL(str(path)), f"_Z16THPVariable_Wrap{arguments}")
-        except (OSError, AttributeError):
-            continue
-        return ctypes.cast(function, ctypes.c_void_p).value
-    return None
+    names = (f"_Z16THPVariable_Wrap{arguments}" for arguments in _WRAPPING)
+    return next((found for name in names if (found := library_function(name, "torch_python"))), None)

@@ -9,7 +9,7 @@ from dovetail.partition.whole.bounds import live_bytes
 from dovetail.partition.whole.problem import NEVER, WholeProblem, build_whole_problem
 from dovetail.partition.whole.schedule import Schedule
 from dovetail.partition.whole.solve import Quick, solve_quickly, solve_whole
-from dovetail.partition.whole.walk import Most, walk
+from dovetail.partition.whole.walk import Most, Walker
 from tests.partition.joint_programs import random_program
 
 _WEIGHTS = (0.25, 0.5, 0.0)
@@ -21,7 +21,7 @@ def _problem(seed: int, nodes: int = 40) -> WholeProblem:
 
 
 def _whole_walks(problem: WholeProblem, limit: int) -> list[Schedule]:
-    walks = [walk(problem, limit, weight, {}) for weight in _WEIGHTS]
+    walks = [Walker(problem).walk(limit, weight, {}) for weight in _WEIGHTS]
     found = [schedule for schedule in walks if schedule is not None]
     assert len(found) == len(walks)
     return found
@@ -56,9 +56,9 @@ def test_a_walk_ends_only_where_it_needs_more(part: int) -> None:
         (whole, *_) = _whole_walks(problem, limit)
         peak, work = whole.peak_bytes, whole.work
         for most in (Most(peak, work), Most(peak, NEVER), Most(NEVER, work)):
-            assert walk(problem, limit, _WEIGHTS[0], {}, most=most) == whole
+            assert Walker(problem).walk(limit, _WEIGHTS[0], {}, most=most) == whole
         for most in (Most(peak - 1, NEVER), Most(NEVER, work - 1)):
-            assert walk(problem, limit, _WEIGHTS[0], {}, most=most) is None
+            assert Walker(problem).walk(limit, _WEIGHTS[0], {}, most=most) is None
             ended += 1
     assert ended
 

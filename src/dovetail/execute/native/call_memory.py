@@ -37,13 +37,10 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class CallMemory:
-    """pieces: in the order in which they are taken. addresses: by storage that only the cluster sees. peak: the most
-    bytes that are there at once, and what rows take for themselves meanwhile.
-    """
+    """pieces: in the order in which they are taken. addresses: by storage that only the cluster sees."""
 
     pieces: tuple[Piece, ...]
     addresses: Mapping[int, Address]
-    peak: int
 
 
 def call_memory(
@@ -66,21 +63,13 @@ def call_memory(
     kept = []
     for value in results:
         storage = value.tensor.storage
-        kept.append(
-            Piece(
-                value,
-                value.tensor,
-                sizes[storage],
-                next(at for at, row in enumerate(rows) if storage in row.touched),
-                None,
-            )
-        )
+        first = next(at for at, row in enumerate(rows) if storage in row.touched)
+        kept.append(Piece(value, value.tensor, sizes[storage], first, None))
     for found in _in_one_block(spans, sizes), _one_by_one(spans, sizes):
         pieces = sorted((*kept, *(piece for piece, _ in found)), key=lambda piece: piece.first)
-        peak = _peak(pieces, scratch)
-        if peak <= most:
+        if _peak(pieces, scratch) <= most:
             addresses = {storage: address for _, placed in found for storage, address in placed.items()}
-            return CallMemory(tuple(pieces), addresses, peak)
+            return CallMemory(tuple(pieces), addresses)
     return None
 
 

@@ -135,7 +135,7 @@ def _numbers_row(nodes: Sequence[Node], places: Mapping[int, Address]) -> ReadyR
     assert function is not None, "see `is_step`"
     numbers = tuple((value, None) for value in given)
     kept = tuple((value, at) for value, at in results.items() if isinstance(value, Value))
-    return ReadyRow(function, 1 + len(given), tuple(pointers), numbers, more, registers=kept, is_strict=True)
+    return ReadyRow(function, 1 + len(given), tuple(pointers), numbers, more, registers=kept)
 
 
 def _bits(number: Operand) -> bytes:

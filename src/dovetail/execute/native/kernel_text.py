@@ -17,7 +17,8 @@ from functools import cache
 
 from dovetail.execute.native.llvm_function import Function
 from dovetail.execute.native.machine import function_of
-from dovetail.torch_compat.native_kernels import CATCHING, CREATE, DATA, DELETE, EMPTY, kernel_address
+from dovetail.torch_compat.native_kernels import CATCHING, CREATE, EMPTY, kernel_address
+from dovetail.torch_compat.native_tensors import DATA, DELETE
 
 _NUMBERS = {"whole": "", "real": "", "int": "i32", "flag": "i1 zeroext"}
 """Kinds of arguments that are numbers, and what they are as arguments where that is shorter than a slot."""

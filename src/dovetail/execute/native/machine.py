@@ -28,7 +28,7 @@ from dovetail.execute.native.driver import POOL, driver_text
 from dovetail.execute.native.llvm_text import kernel_text, symbols_of
 from dovetail.execute.native.loop import Loop
 from dovetail.torch_compat.native_symbols import library_function
-from dovetail.torch_compat.native_tensors import LET_GO, MAKE, MEMORY, wrapping_function
+from dovetail.torch_compat.native_tensors import DATA, DELETE, MAKE, wrapping_function
 
 _LOCK = threading.Lock()
 _NAME = "kernel"
@@ -47,7 +47,7 @@ def unavailable() -> str:
         return f"llvmlite is older than {'.'.join(map(str, _OLDEST))}"
     if platform.machine() not in ("x86_64", "AMD64"):
         return f"kernels are made for x86-64, and this is {platform.machine()}"
-    missing = [name for name in (MAKE, LET_GO, MEMORY) if library_function(name) is None]
+    missing = [name for name in (MAKE, DELETE, DATA) if library_function(name) is None]
     if missing or wrapping_function() is None:
         return f"torch {torch.__version__} has no {(*missing, 'THPVariable_Wrap')[0]}, which makes tensors"
     try:

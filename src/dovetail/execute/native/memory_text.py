@@ -19,7 +19,7 @@ from functools import cache
 from dovetail.execute.native.llvm_function import Function
 from dovetail.execute.native.machine import function_of
 from dovetail.torch_compat.native_kernels import CATCHING
-from dovetail.torch_compat.native_tensors import LET_GO, MAKE, MEMORY, wrapping_function
+from dovetail.torch_compat.native_tensors import DATA, DELETE, MAKE, wrapping_function
 
 HANDLE = 1
 """The slot of a row that takes memory in which its handle is."""
@@ -41,10 +41,10 @@ def take_function() -> int:
         out.line(f"store i64 0, ptr {handle}, align 8")
         out.line("store i64 -1, ptr %row, align 8")
     with out.when(out.set(f"xor i1 {failed}, true")):
-        out.set(f"call i32 @{MEMORY}(ptr {out.load('ptr', handle, 8)}, ptr {start})")
+        out.set(f"call i32 @{DATA}(ptr {out.load('ptr', handle, 8)}, ptr {start})")
         _define(out, out.load("ptr", start, 8), out.element("i64", strides, dims))
-    declared = f"declare i32 @{MAKE}(i64, ptr, ptr, i32, i32, i32, ptr)\ndeclare i32 @{MEMORY}(ptr, ptr)\n"
-    return _found(function_of(declared + out.finished(), "take_memory", (MAKE, MEMORY)))
+    declared = f"declare i32 @{MAKE}(i64, ptr, ptr, i32, i32, i32, ptr)\ndeclare i32 @{DATA}(ptr, ptr)\n"
+    return _found(function_of(declared + out.finished(), "take_memory", (MAKE, DATA)))
 
 
 @cache
@@ -72,9 +72,9 @@ def let_go_function() -> int:
     """The address of the function of rows that let memory go."""
     out = Function("define void @let_memory_go(ptr %row, i64 %from, i64 %to)")
     handle = out.element("i64", out.element("i64", "%row", out.slot("%row", 1)), str(HANDLE))
-    out.set(f"call i32 @{LET_GO}(ptr {out.load('ptr', handle, 8)})")
+    out.set(f"call i32 @{DELETE}(ptr {out.load('ptr', handle, 8)})")
     out.line(f"store i64 0, ptr {handle}, align 8")
-    return _found(function_of(f"declare i32 @{LET_GO}(ptr)\n{out.finished()}", "let_memory_go", (LET_GO,)))
+    return _found(function_of(f"declare i32 @{DELETE}(ptr)\n{out.finished()}", "let_memory_go", (DELETE,)))
 
 
 @cache
@@ -92,7 +92,7 @@ def collector() -> Callable[[bytes, bytes, int], tuple[object, ...]]:
         handle, item = out.load("ptr", place, 8), out.variable("ptr", "null")
         with out.when(out.set(f"icmp ne ptr {handle}, null")):
             threw = out.attempt(f"ptr @wrap_tensor(ptr {handle})", item)
-            out.set(f"call i32 @{LET_GO}(ptr {handle})")
+            out.set(f"call i32 @{DELETE}(ptr {handle})")
             out.line(f"store i64 0, ptr {place}, align 8")
             with out.when(threw):
                 out.line(f"store i1 true, ptr {failed}, align 1")
@@ -106,7 +106,7 @@ def collector() -> Callable[[bytes, bytes, int], tuple[object, ...]]:
     known = {name: ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value or 0 for name in _PYTHON}
     text = _DECLARED + out.finished(f"ptr {made}")
     known["wrap_tensor"] = _found(wrapping_function())
-    address = _found(function_of(text, "collect_tensors", (LET_GO, *CATCHING), known))
+    address = _found(function_of(text, "collect_tensors", (DELETE, *CATCHING), known))
     return ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ssize_t)(address)
 
 
@@ -119,7 +119,7 @@ def _found(address: int | None) -> int:
 _DECLARED = f"""declare i32 @__gxx_personality_v0(...)
 declare ptr @__cxa_begin_catch(ptr)
 declare void @__cxa_end_catch()
-declare i32 @{LET_GO}(ptr)
+declare i32 @{DELETE}(ptr)
 declare ptr @wrap_tensor(ptr)
 declare ptr @PyTuple_New(i64)
 declare i32 @PyTuple_SetItem(ptr, i64, ptr)

@@ -16,6 +16,8 @@ import operator
 import struct
 from functools import cache
 
+import torch
+
 from dovetail.execute.native.llvm_function import Function
 from dovetail.execute.native.machine import function_of
 
@@ -33,7 +35,7 @@ STEPS: dict[object, int] = {
 }
 """By the functions of numbers that they are."""
 
-_MOST = 3.4028234663852886e38  # of float32: what kernels take for a number
+_MOST = torch.finfo(torch.float32).max  # what kernels take for a number
 
 
 @cache

@@ -118,8 +118,7 @@ class ReadyRow:
     whole numbers that follow the others. checks: rows that run before all rows of a table, and fail where none of
     these may run. may_fail: whether the function may set the number of items to -1. defines: what stands for the
     address that the row writes into others. registers: numbers that it computes, and their slots. ends: what stands for
-    the memory that it lets go. is_strict: whether numbers are Python's `float`, and not whole. A pointer, or a number,
-    is None where another row writes it.
+    the memory that it lets go. A pointer, or a number, is None where another row writes it.
     """
 
     function: int
@@ -134,7 +133,11 @@ class ReadyRow:
     defines: Value | None = None
     registers: tuple[tuple[Value, int], ...] = ()
     ends: Value | None = None
-    is_strict: bool = False
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether numbers must be Python's `float`: it computes with whole ones in another way."""
+        return bool(self.registers)
 
     @property
     def slots(self) -> int:

@@ -88,8 +88,8 @@ def freeze(  # noqa: PLR0913 (all that a user may say of one program)
         keep_sources: "memory" or "file": keep the original weights, for `source_state_dict` and partial
             `swap_weights`.
         passes: "bitwise": those that keep every bit. "fast": those that change rounding, too. "int8", "bf16": these,
-            and constant weights are multiplied in fewer bits (`accuracy` of the result says what that costs). Or
-            names of passes; see docs/freezing.md.
+            and constant weights are multiplied in fewer bits (`compare_with` of the result says what that costs).
+            Or names of passes; see docs/freezing.md.
         on_stale: what a call does after the model's weights have changed: "error", "refresh" (fold again), or
             "ignore": the program holds copies, and does not check.
         on_grad: what a call does if gradients are enabled and an input requires one: "raise", or run the "original".

@@ -41,18 +41,6 @@ class Most(NamedTuple):
 NO_MOST = Most(NEVER, NEVER)
 
 
-def walk(
-    problem: WholeProblem,
-    limit_bytes: int,
-    weight: float,
-    counts: Mapping[int, float],
-    share: float | None = None,
-    most: Most = NO_MOST,
-) -> Schedule | None:
-    """See `Walker.walk`."""
-    return Walker(problem).walk(limit_bytes, weight, counts, share, most)
-
-
 class Walker:
     """Walks over one problem. firsts: the first run of each node. ending: the storages that each node uses last."""
 

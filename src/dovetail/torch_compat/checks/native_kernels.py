@@ -6,7 +6,7 @@ import ctypes
 
 import torch
 
-from dovetail.torch_compat import native_kernels
+from dovetail.torch_compat import native_kernels, native_tensors
 from dovetail.torch_compat.checks.difference import first_difference
 from dovetail.torch_compat.native_symbols import library_function
 
@@ -17,7 +17,7 @@ def check_kernel_address() -> str | None:
     """A function of `at::cpu`, and a kernel behind a stub, write what the operators give into given memory."""
     create, delete, softmax, norm = (
         library_function(native_kernels.CREATE),
-        library_function(native_kernels.DELETE),
+        library_function(native_tensors.DELETE),
         native_kernels.kernel_address("softmax"),
         native_kernels.kernel_address("layer_norm"),
     )

@@ -26,8 +26,8 @@ def check_wrapping_function() -> str | None:
             handle = _made((2, 3), (1, 2), code)
             made = wrap(handle)
         memory = ctypes.c_void_p()
-        _function(native_tensors.MEMORY)(handle, ctypes.byref(memory))
-        _function(native_tensors.LET_GO)(handle)
+        _function(native_tensors.DATA)(handle, ctypes.byref(memory))
+        _function(native_tensors.DELETE)(handle)
         found = (type(made), made.dtype, tuple(made.shape), made.stride(), made.data_ptr(), made.is_inference())
         expected = (torch.Tensor, dtype, (2, 3), (1, 2), memory.value, dtype is torch.float64)
         pairs.append((f"a tensor of {dtype}", found, expected))
@@ -38,7 +38,7 @@ def check_wrapping_function() -> str | None:
 def _function(name: str) -> Callable[..., int]:
     address = library_function(name)
     assert address is not None
-    more = [ctypes.c_void_p] if name == native_tensors.MEMORY else []
+    more = [ctypes.c_void_p] if name == native_tensors.DATA else []
     return ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, *more)(address)
 
 
