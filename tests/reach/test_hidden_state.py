@@ -471,3 +471,29 @@ def test_type_is_what_it_is_in_python(door: Callable[..., Any]) -> None:
     for _ in range(2):
         assert torch.equal(compiled(torch.ones(2)), _uses_of_type(torch.ones(2)))
     assert "type" not in globals()
+
+
+def _with_gradients(x: Tensor) -> Any:
+    x = x.detach().requires_grad_()
+    (gradient,) = torch.autograd.grad((x**3).sum(), x, create_graph=True)
+    return torch.autograd.grad(gradient.sum(), x)[0]
+
+
+def _with_lists(x: Tensor) -> Any:
+    return x * len(x.tolist())
+
+
+@pytest.mark.parametrize(
+    ("program", "door"),
+    [
+        (_with_gradients, dovetail.compile),
+        (_with_gradients, dovetail.compile_step),
+        (_with_lists, dovetail.compile_step),
+    ],
+)
+def test_what_a_recording_puts_on_tensors_is_no_change(program: Callable[..., Any], door: Callable[..., Any]) -> None:
+    compiled = door(program)
+    for call in range(4):
+        assert torch.equal(compiled(torch.full((3,), float(call))), program(torch.full((3,), float(call))))
+    assert compiled.stats.captures <= 2, "a step's first call, and later ones"
+    assert compiled.stats.eager_calls == 0

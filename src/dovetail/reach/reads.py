@@ -52,6 +52,7 @@ _BUILT_IN: Any = vars(builtins)  # which every namespace of code holds
 _OF_PYTHON = frozenset(("__builtins__", "__loader__", "__spec__", "__cached__"))
 _FACTORY = vars(defaultdict)["default_factory"]
 _GRADIENT: Any = torch.Tensor.grad  # as it is while nothing stands in for it
+_OF_RECORDINGS = ("grad", "tolist")  # what stands on tensors' class while a call is recorded
 _NEVER_COMPARED = frozenset(("__init__", "__new__", "__repr__", "__init_subclass__", "__set_name__", *_REPORTING))
 
 
@@ -296,7 +297,7 @@ class Reads:
 
     def class_attribute(self, owner: type, name: str) -> Any:
         """What a class itself holds by a name is read."""
-        if name in _REPORTING:  # it is not the class's own now
+        if name in _REPORTING or (owner is torch.Tensor and name in _OF_RECORDINGS):  # it is not the class's own now
             return MISSING
         key = (id(owner), name)
         if key not in self.class_attributes:
