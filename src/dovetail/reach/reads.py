@@ -21,11 +21,12 @@ from typing import Any
 
 import torch
 
-from dovetail.reach.codes import codes_inside, names_of, runs_inside_its_maker
+from dovetail.reach.codes import names_of, runs_inside_its_maker
 from dovetail.reach.contents import MISSING, Snapshot, in_cell, is_compared_by_contents
 from dovetail.reach.libraries import is_library_class, is_library_module, is_ours, is_users_function
 from dovetail.reach.modules import Modules
 from dovetail.reach.past_reports import WHOLE, PastReports
+from dovetail.reach.run_codes import RunCodes
 from dovetail.reach.slots import NamesOf, PartOf, in_slot, settings_of_decimals, sources_of_levels, tables_asked
 from dovetail.reach.stand_ins import is_stand_in
 from dovetail.reach.unshown import Unshown
@@ -86,9 +87,7 @@ class Reads:
         self.asked_fakes: set[int] = set()
         self._met: dict[int, Any] = {}
         self._kinds: dict[int, type] = {}
-        self._functions: dict[CodeType, list[FunctionType]] = {}
-        self._codes: dict[CodeType, dict[str, Any]] = {}
-        self._inside: set[CodeType] = set()
+        self._codes = RunCodes()
         self._named: set[str] = set()
         self._classes: dict[int, type] = {id(torch.Tensor): torch.Tensor}
         self._past = PastReports()
@@ -143,8 +142,8 @@ class Reads:
             left.append(compiled_from(item))
             self._past.meet(item, kind)
             if kind is FunctionType and not is_ours(item):
-                self._functions.setdefault(item.__code__, []).append(item)
-                if item.__code__ in self._codes or not is_users_function(item):
+                self._codes.meet(item)
+                if item.__code__ in self._codes.ran or not is_users_function(item):
                     self._read_cells(item)
             self._meet_kind(kind)
         self._read_on()
@@ -212,8 +211,8 @@ class Reads:
     def runs(self, frame: FrameType) -> None:
         """Code of the user's runs."""
         code = frame.f_code
-        if code not in self._codes:
-            if code not in self._functions and not runs_inside_its_maker(frame):  # nothing that was read led to it
+        if code not in self._codes.ran:
+            if not self._codes.functions(code) and not runs_inside_its_maker(frame):  # nothing that was read led to it
                 values = [frame.f_locals.get(name) for name in code.co_freevars]
                 itself = [x for x in values if type(x) is FunctionType and x.__code__ is code]  # whose cells are read
                 for value in itself or values:
@@ -222,10 +221,9 @@ class Reads:
 
     def code(self, code: CodeType, known: dict[str, Any]) -> None:
         """Code of the user's is run. known: its global variables."""
-        if code in self._codes:
+        if code in self._codes.ran:
             return
-        self._codes[code] = known
-        self._inside |= codes_inside(code)
+        self._codes.run(code, known)
         names = names_of(code)
         for chain in names.chains:
             self._follow(known, chain)
@@ -237,13 +235,13 @@ class Reads:
             self._named |= new
             for kind in list(self._classes.values()):
                 self._name_class(kind, set(new))
-        for function in self._functions.get(code, ()):
+        for function in self._codes.functions(code):
             self._read_cells(function)
 
     @property
     def codes(self) -> dict[CodeType, dict[str, Any]]:
         """The user's code that ran, each with its global variables."""
-        return self._codes
+        return self._codes.ran
 
     @property
     def wholly_read(self) -> list[Any]:
@@ -251,8 +249,8 @@ class Reads:
         return [function.item for function in self.asked if isinstance(function, NamesOf)]
 
     def lost_codes(self) -> list[CodeType]:
-        """Code that ran though no function with it was met, and that is no part of other code that ran."""
-        return [code for code in self._codes if code not in self._functions and code not in self._inside]
+        """See `RunCodes.lost`."""
+        return self._codes.lost()
 
     def _follow(self, known: dict[str, Any], chain: tuple[str, ...]) -> None:
         value = self.entry(known, chain[0], "")
