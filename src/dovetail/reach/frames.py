@@ -25,7 +25,7 @@ from dovetail.reach.libraries import FOLLOWED, OURS, is_library_class, is_librar
 from dovetail.reach.outside import RANDOM, Verdict, judge
 from dovetail.reach.values import is_a
 from dovetail.torch_compat.control_flow import GIVES_TO_DYNAMO
-from dovetail.torch_compat.dynamo import is_running_plainly
+from dovetail.torch_compat.dynamo import is_running_plainly, not_traced
 
 _TORCH = torch.__file__.rpartition("/")[0]
 _NUMPY = np.__file__.rpartition("/")[0]
@@ -133,6 +133,7 @@ class Frames:
         compiling: FrameType | None = None
         roles = self._roles
 
+        @not_traced
         def profile(frame: FrameType, event: str, argument: Any) -> None:
             nonlocal compiling
             if before is not None:
