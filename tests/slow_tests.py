@@ -1,4 +1,4 @@
-"""Tests that take long: `make test` runs each of them every other day, and `make sweep` all.
+"""Tests that take long: `make test` runs each of them every third day, and `make sweep` all.
 
 `slow_tests.txt` names them, without their cases. It is written from a report of a whole run:
 
@@ -20,6 +20,7 @@ import pytest
 from tests import rotation
 
 FILE = Path(__file__).with_suffix(".txt")
+_DAYS = 3
 
 
 def names() -> tuple[str, ...]:
@@ -28,7 +29,7 @@ def names() -> tuple[str, ...]:
 
 
 def of_this_run(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """The tests of a run: of slow ones, those of whose names the sum is as even as the seed."""
+    """The tests of a run: of slow ones, those whose number, made of the name, leaves the remainder of the seed."""
     if rotation.everything():
         return list(items)
     slow = frozenset(names())
@@ -36,7 +37,7 @@ def of_this_run(items: Sequence[pytest.Item]) -> list[pytest.Item]:
 
 
 def _is_due(name: str) -> bool:
-    return zlib.crc32(name.encode()) % 2 == rotation.seed() % 2
+    return zlib.crc32(name.encode()) % _DAYS == rotation.seed() % _DAYS
 
 
 def slow_in(report: Path, seconds: float) -> Iterable[str]:
