@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from dovetail.torch_compat.modes import surroundings
+from dovetail.torch_compat.modes import matmul_precision, surroundings
 
 
 def ambient_modes() -> tuple[object, ...]:
@@ -18,6 +18,6 @@ def ambient_modes() -> tuple[object, ...]:
         (autocast, torch.is_autocast_cache_enabled()) if autocast else (),
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),
-        torch.get_float32_matmul_precision(),
+        matmul_precision(),
         *surroundings(),
     )

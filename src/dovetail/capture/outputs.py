@@ -39,6 +39,7 @@ from dovetail.ir.signature import InputMutation, OutputRole, UserOutput, WriteKi
 from dovetail.ir.sizes import symbol
 from dovetail.torch_compat.autograd import has_hooks
 from dovetail.torch_compat.dispatch import Overload, schema_of
+from dovetail.torch_compat.fakes import writes_fake
 from dovetail.torch_compat.subclasses import WrapperLayout, is_wrapper, take_apart
 from dovetail.torch_compat.symbols import SYMBOLIC_TYPES
 
@@ -244,6 +245,8 @@ def _rule_for(result: object, shared: Mapping[int, list[list[Value]]], builder: 
     if isinstance(result, SYMBOLIC_TYPES):
         return FromSlot(builder.add_user(scalar_of(result), None, False))
     if not isinstance(result, torch.Tensor):
+        if isinstance(result, str) and writes_fake(result):
+            raise UnsupportedOutput(what="a text of a tensor's numbers")
         if isinstance(result, _CONSTANT_TYPES):
             return FromConstant(result)
         raise UnsupportedOutput(what=f"a {type(result).__name__}")

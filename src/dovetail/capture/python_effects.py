@@ -19,7 +19,7 @@ from dovetail.reach.changes import ReadChange
 from dovetail.reach.contents import in_cell
 from dovetail.reach.libraries import is_library_class
 from dovetail.reach.values import PLAIN, attributes_of, has_attributes
-from dovetail.torch_compat.fakes import is_fake
+from dovetail.torch_compat.fakes import is_fake, writes_fake
 from dovetail.torch_compat.traced_numbers import is_traced
 
 
@@ -32,6 +32,8 @@ def refuse_tensors_left(changes: Iterable[ReadChange], stand_ins: Iterable[Any])
     for change in changes:
         if id(change.new) not in known and _holds_fake(change.new) and not is_derived(change.new, known):
             raise PythonSideEffect(what=f"left a tensor in {change.label}")
+        if _leads_to(change.new, _is_text_of_fake):
+            raise PythonSideEffect(what=f"left the text of a tensor's numbers in {change.label}")
 
 
 def holds_traced(value: Any) -> bool:
@@ -43,16 +45,20 @@ def _holds_fake(value: Any) -> bool:
     return _leads_to(value, lambda item: isinstance(item, torch.Tensor) and is_fake(item))
 
 
+def _is_text_of_fake(value: Any) -> bool:
+    return isinstance(value, str) and writes_fake(value)
+
+
 def _leads_to(value: Any, is_meant: Callable[[Any], bool]) -> bool:
     """Whether a value is such a thing, or leads to one through containers, the user's objects and closures."""
     left, seen = [value], set[int]()
     while left:
         item = left.pop()
+        if is_meant(item):
+            return True
         if type(item) in PLAIN or id(item) in seen:
             continue
         seen.add(id(item))
-        if is_meant(item):
-            return True
         if isinstance(item, torch.Tensor):
             continue
         if isinstance(item, dict):

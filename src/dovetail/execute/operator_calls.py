@@ -26,6 +26,7 @@ from dovetail.ops.facts import facts_of
 from dovetail.ops.scaling import NUMBER, Axis, operand_names
 from dovetail.ops.whole_numbers import operator_of, reads_of_partner, reads_of_partners, takes_zeros
 from dovetail.torch_compat.dispatch import schema_of
+from dovetail.torch_compat.modes import matmul_precision
 
 _CPU = torch.device("cpu")
 
@@ -288,7 +289,7 @@ def _settings() -> Hashable:
         torch.get_num_threads(),
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),
-        torch.get_float32_matmul_precision(),
+        matmul_precision(),
         bool(torch.backends.mkldnn.enabled),
         torch.backends.cudnn.enabled,
         torch.backends.cudnn.benchmark,

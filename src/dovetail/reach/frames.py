@@ -26,6 +26,7 @@ from dovetail.reach.outside import RANDOM, Verdict, judge
 from dovetail.reach.values import is_a
 from dovetail.torch_compat.control_flow import GIVES_TO_DYNAMO
 from dovetail.torch_compat.dynamo import is_running_plainly, not_traced
+from dovetail.torch_compat.settings import print_options, setting_functions, tells_setting, told_by
 
 _TORCH = torch.__file__.rpartition("/")[0]
 _NUMPY = np.__file__.rpartition("/")[0]
@@ -59,6 +60,7 @@ class Role(Enum):
     OURS = auto()
     COMPILER = auto()
     DRAWING = auto()
+    SETTING = auto()
 
 
 _OF_NO_EVENTS = (Role.LIBRARY, Role.OURS, Role.MACHINERY, Role.FORWARDING)
@@ -115,12 +117,14 @@ class Frames:
         on_call: Callable[[Any, Verdict, Origin], None],
         on_compiler: Callable[[FrameType | None], None],
         is_known: Callable[[Any], bool],
+        on_answer: Callable[[Callable[[], Any], Any], None],
         on_return: Callable[[FrameType, Any], None] | None = None,
     ) -> None:
         """Report code of the user's that runs, and calls of functions of C that are not simply fine.
 
         on_compiler: gets the frame in which Dynamo begins to work, and None when it ends. is_known: whether an object
-        was there before. on_return: gets the frames of the user's that end, and their results.
+        was there before. on_answer: gets functions that told code of the user's a setting of torch, and what they told.
+        on_return: gets the frames of the user's that end, and their results.
 
         A profiler that is active goes on to get its events.
         """
@@ -131,7 +135,7 @@ class Frames:
             before = None
 
         compiling: FrameType | None = None
-        roles = self._roles
+        roles, settings = self._roles, setting_functions()
 
         @not_traced
         def profile(frame: FrameType, event: str, argument: Any) -> None:
@@ -139,6 +143,9 @@ class Frames:
             if before is not None:
                 before(frame, event, argument)
             if event == "c_return" or self.pauses:
+                return
+            if event == "c_call" and argument in settings and self.serves_user(frame):
+                self._called(argument, frame, on_call, is_known)
                 return
             if (roles.get(id(frame.f_code)) or self._own_role(frame)) in _OF_NO_EVENTS:
                 return
@@ -154,8 +161,8 @@ class Frames:
             elif event == "return" and frame is compiling:
                 compiling = None
                 on_compiler(None)
-            elif event == "return" and on_return is not None and self._role_of(frame) is Role.USERS:
-                on_return(frame, argument)
+            elif event == "return":
+                self._returned(frame, argument, on_answer, on_return)
             elif event == "c_call" and self._role_of(frame) is Role.USERS and not _is_quiet(frame):
                 self._called(argument, frame, on_call, is_known)
 
@@ -177,6 +184,26 @@ class Frames:
             return
         if (verdict.why or verdict.ask is not None) and not _is_importing(frame):
             on_call(function, verdict, self.origin(frame))
+
+    def _returned(
+        self,
+        frame: FrameType,
+        result: Any,
+        on_answer: Callable[[Callable[[], Any], Any], None],
+        on_return: Callable[[FrameType, Any], None] | None,
+    ) -> None:
+        """Code of the user's ends, or code of torch's that tells a setting."""
+        role = self._role_of(frame)
+        if role is Role.USERS and on_return is not None:
+            on_return(frame, result)
+        is_asked = role is Role.SETTING and not is_a(result, torch.Tensor)
+        asked = told_by(frame) if is_asked else None
+        if asked is print_options:  # whoever writes a tensor while a call is recorded does it for that
+            on_answer(asked, asked())
+        elif (
+            asked is not None and not is_a(result, torch.Tensor) and self._role_of(frame.f_back or frame) is Role.USERS
+        ):
+            on_answer(asked, result)
 
     def _judged(self, function: Any) -> Verdict:
         owner = function.__self__
@@ -285,6 +312,8 @@ def _role(frame: FrameType) -> Role:
         return Role.DRAWING
     if file.startswith(OURS) and is_library_file(file):
         return Role.FORWARDING if (file, frame.f_code.co_name) in _FORWARDING else Role.OURS
+    if file.startswith(_TORCH) and tells_setting(frame.f_code):
+        return Role.SETTING
     if file.startswith((_TORCH, _NUMPY, "<dovetail")) or str(home).partition(".")[0] in _OF_TORCH:
         return Role.LIBRARY
     if is_made:

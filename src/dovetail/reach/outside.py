@@ -21,6 +21,7 @@ from torch.utils.dlpack import to_dlpack
 
 from dovetail.reach.contents import MISSING
 from dovetail.reach.values import is_a, mro_of, own_of
+from dovetail.torch_compat.settings import setting_functions, setting_of
 
 _CLOCK = "reads the clock"
 RANDOM = "draws random numbers outside torch"
@@ -122,6 +123,8 @@ def judge(function: Any) -> Verdict:
         return _judge_function(function, home)
     if isinstance(owner, torch.Tensor):
         return _FINE
+    if isinstance(owner, torch.Generator):
+        return Verdict(ask=function) if function.__name__ == "initial_seed" else _FINE
     if isinstance(owner, ContextVar):
         return Verdict(ask=_ValueOf(owner))  # of a variable that is set: what it was before
     if function.__name__ in _ASKED_OF_LOCKS and type(owner).__module__ == "_thread":
@@ -147,6 +150,8 @@ def _judge_function(function: Any, home: str) -> Verdict:
         return Verdict(ask=function)
     if function in _OF_AUTOCAST:
         return Verdict(ask=dtypes_of_autocast)
+    if function in setting_functions():
+        return Verdict(ask=setting_of(function))
     if any(function is known for known in _HIDDEN_FUNCTIONS):
         return Verdict(why=_HIDDEN)
     if home == "sys":

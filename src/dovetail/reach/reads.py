@@ -377,8 +377,8 @@ class Reads:
             self.answered(function, function())
 
     def answered(self, function: Callable[[], Any], answer: Any) -> None:
-        """A function was asked before the call."""
-        self.asked[function] = answer
+        """A function was asked before the call, or by it: the first answer counts."""
+        self.asked.setdefault(function, answer)
         self.meet(answer)
 
     def of_tensor(self, tensor: torch.Tensor, name: str) -> None:

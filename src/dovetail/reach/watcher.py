@@ -198,7 +198,7 @@ def noted_reads(
                 on_frame(frame, "call", None)
 
         on_return = None if on_frame is None else lambda frame, result: on_frame(frame, "return", result)
-        frames.followed(stack, on_code, on_call, on_compiler, reads.has_met, on_return)
+        frames.followed(stack, on_code, on_call, on_compiler, reads.has_met, reads.answered, on_return)
         yield reads
 
 

@@ -105,6 +105,11 @@ def is_fake(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, FakeTensor)
 
 
+def writes_fake(text: str) -> bool:
+    """Whether a text was made of a tensor without numbers."""
+    return "FakeTensor(" in text
+
+
 DEVICE_QUESTION: Any = torch.ops.prim.device.default
 
 

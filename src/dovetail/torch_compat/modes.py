@@ -17,6 +17,8 @@ _HOOKS = tuple(
 
 _KINDS = ("cpu", "cuda")
 DEFAULT_DTYPE = "torch.set_default_dtype"
+PRECISION = "torch.set_float32_matmul_precision"
+_PRECISIONS = (("generic", "all"), ("cuda", "matmul"), ("mkldnn", "matmul"))  # of a backend's operators
 _function_modes = torch._C._len_torch_function_stack
 
 
@@ -110,6 +112,26 @@ def libraries_in_use() -> tuple[bool, ...]:
     )
 
 
+def matmul_precision() -> str | tuple[str, ...]:
+    """How precise products of float32 are to be.
+
+    A name, unless the settings of backends (`torch.backends.mkldnn.matmul.fp32_precision`) say more than a name can:
+    then torch's own function raises, and these are what they say.
+    """
+    try:
+        return torch._C._get_float32_matmul_precision()
+    except RuntimeError:
+        return tuple([torch._C._get_fp32_precision_getter(*of) for of in _PRECISIONS])
+
+
+def _set_matmul_precision(value: str | tuple[str, ...]) -> None:
+    if isinstance(value, str):
+        torch.set_float32_matmul_precision(value)
+    else:
+        for of, precision in zip(_PRECISIONS, value, strict=True):
+            torch._C._set_fp32_precision_setter(*of, precision)
+
+
 def default_device() -> torch.device | None:
     """The default device that is set, as it was set; None where none is. No tensor is made, as torch's own does."""
     modes = _get_current_function_mode_stack() if _function_modes() else ()
@@ -126,7 +148,7 @@ def switches() -> dict[str, Any]:
             torch.is_deterministic_algorithms_warn_only_enabled(),
         ),
         "torch.set_num_threads": torch.get_num_threads(),
-        "torch.set_float32_matmul_precision": torch.get_float32_matmul_precision(),
+        PRECISION: matmul_precision(),
         "torch.set_default_device": default_device(),
         "torch.set_anomaly_enabled": (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
         "torch.set_autocast_cache_enabled": torch.is_autocast_cache_enabled(),
@@ -147,7 +169,7 @@ def kernel_switches() -> dict[str, Any]:
         "torch.set_num_threads": torch.get_num_threads(),
         "torch.use_deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
         "torch.backends.mkldnn.enabled": torch._C._get_mkldnn_enabled(),
-        "torch.set_float32_matmul_precision": torch._C._get_float32_matmul_precision(),
+        PRECISION: matmul_precision(),
     }
     if torch._C._has_cuda:
         found["torch.backends.cudnn.enabled"] = torch._C._get_cudnn_enabled()
@@ -171,6 +193,8 @@ def set_switches(wanted: Mapping[str, Any]) -> None:
             torch.set_default_device(None)  # what was set last; what is around it holds again
             if default_device() != value:
                 torch.set_default_device(value)
+        elif name == PRECISION:
+            _set_matmul_precision(value)
         elif name == "torch.set_anomaly_enabled":
             torch.autograd.set_detect_anomaly(*value)
         else:

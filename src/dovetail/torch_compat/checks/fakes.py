@@ -31,6 +31,14 @@ def check_new_symbolic_fake_mode() -> str | None:
     return first_difference(("the places of what is not 0", (places.dtype, places.dim()), (torch.int64, 2)))
 
 
+def check_writes_fake() -> str | None:
+    """The text of a tensor without numbers is known from that of another one, as a part of a text as well."""
+    real = torch.ones(2)
+    made = fakes.fake_of(fakes.new_fake_mode(), real)
+    texts = [str(made), f"loss {made.sum()}", str(torch.nn.Parameter(made)), str(real)]
+    return first_difference(("texts", [fakes.writes_fake(text) for text in texts], [True, True, True, False]))
+
+
 def check_is_fake() -> str | None:
     """Fake and real tensors are told apart, through Parameter as well."""
     mode = fakes.new_fake_mode()
@@ -352,6 +360,7 @@ CHECKS = (
     check_new_fake_mode,
     check_new_symbolic_fake_mode,
     check_is_fake,
+    check_writes_fake,
     check_fake_of,
     check_has_no_numbers,
     check_number_behind,

@@ -206,6 +206,17 @@ def check_kernel_switches() -> str | None:
     )
 
 
+def check_matmul_precision() -> str | None:
+    """Every way to set it is seen, and can be set back, where torch's own function says that it cannot tell."""
+    before, products = modes.matmul_precision(), torch.backends.mkldnn.matmul
+    was = products.fp32_precision
+    products.fp32_precision = "bf16"
+    during = modes.matmul_precision()
+    modes.set_switches({modes.PRECISION: before})
+    products.fp32_precision = was
+    return first_difference(("a difference", before != during, True), ("afterwards", modes.matmul_precision(), before))
+
+
 def check_set_switches() -> str | None:
     """Every switch can be set to what it is."""
     before = modes.switches()
@@ -229,6 +240,7 @@ CHECKS = (
     check_has_function_mode,
     check_function_mode_is_active,
     check_set_switches,
+    check_matmul_precision,
     check_surroundings,
     check_libraries_in_use,
     check_switches,
