@@ -53,7 +53,7 @@ def measure_graphs(model: str) -> Json:
             workload = build_workload(model)
             compiled = dovetail.compile(workload.model, **options)
             found, peak = _measure(workload, compiled, trains=trains)
-            said = _said(workload, compiled, trains=trains)
+            said = int(_said(workload, compiled, trains=trains).run_bytes)
             equal = all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
             way = f"{'forward and backward' if trains else 'forward'}, {name}"
             rows.append(asdict(GraphPeak(model, way, eager, peak, said, equal)))
@@ -80,19 +80,20 @@ def _measure(workload: Workload, run: Run | None, *, trains: bool) -> tuple[list
     return [report.result, *(gradient.clone() for gradient in gradients)], report.peak_bytes
 
 
-def _said(workload: Workload, compiled: Any, *, trains: bool) -> int:
+def _said(workload: Workload, compiled: Any, *, trains: bool) -> Any:
+    """What `explain` says of the memory of a call."""
     inputs = workload.inputs
     with torch.set_grad_enabled(trains):
         by_place = "target" in inputs  # a name that `explain` has as well
         found = dovetail.explain(compiled, *inputs.values()) if by_place else dovetail.explain(compiled, **inputs)
-        return int(found.call.peak_bytes)
+        return found.call
 
 
 def _peak_said(model: str, *, trains: bool, **options: Any) -> int:
     workload = build_workload(model)
     compiled: Any = dovetail.compile(workload.model, **options)
     _call(workload, compiled, trains=trains)
-    return _said(workload, compiled, trains=trains)
+    return int(_said(workload, compiled, trains=trains).peak_bytes)
 
 
 def _floor(model: str, *, trains: bool) -> int:

@@ -144,7 +144,7 @@ def _measure_limit(model: str, limit: int, seed: int, rounds: int) -> LimitRow:
         limit_bytes=limit,
         first_peak_bytes=limited.peaks[0],
         peak_bytes=max(limited.peaks[1:]),
-        predicted_bytes=int(explained.peak_bytes + explained.state_bytes),
+        predicted_bytes=int(explained.run_bytes + explained.state_bytes),
         eager_bytes=eager.peaks[-1],
         paired=statistics.median(a / b for a, b in zip(limited.seconds, eager.seconds, strict=True)),
         equal=eager.end() == limited.end(),

@@ -106,7 +106,7 @@ def measure_ways(
         answers[way] |= {"peak_bytes": report.peak_bytes, "end_bytes": report.end_bytes}
         compiled = steps[way].run
         if isinstance(compiled, CompiledStep):
-            answers[way]["predicted_bytes"] = compiled.explain().peak_bytes
+            answers[way]["predicted_bytes"] = compiled.explain().run_bytes
 
     for way in ways:
         attempt(way, partial(start, way))

@@ -10,7 +10,6 @@ import torch._dynamo
 from dovetail.reach.libraries import OURS
 from dovetail.reach.watcher import noted_reads
 
-
 FACTOR = 2
 
 

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.profiler import record_function
 
+from dovetail.analysis.grouped_run import grouped_run
 from dovetail.analysis.liveness import last_uses
 from dovetail.execute.partly_run import PartlyRun
 from dovetail.execute.protocol import ExecutorList
@@ -66,6 +67,11 @@ class CompiledProgram:
     def source(self) -> str:
         """The source that runs, with shapes and the user's lines as comments."""
         return emit(self.program, self.executors.call, last_uses(self.program), groups=self.executors.groups).text
+
+    @property
+    def as_run(self) -> Program:
+        """The program with one node for all that one piece of code runs: for what is held when."""
+        return grouped_run(self.program, self.executors.groups)
 
     def __call__(self, inputs: list[Any]) -> tuple[Any, ...]:
         """Run. inputs: one per program input, in order; emptied."""

@@ -89,10 +89,20 @@ class CompiledStepProgram:
 
     @cached_property
     def peak_bytes(self) -> int:
-        """The peak of a call above what is there before: tensors, and what operators take besides."""
+        """The peak of a call above what is there before: tensors, and what operators take besides. Each runs by itself:
+        native code takes as much at most, and limits are kept where it does not run as well.
+        """
+        return self._peak_of(self.program)
+
+    @cached_property
+    def run_bytes(self) -> int:
+        """The same where native code runs."""
+        return self.peak_bytes if isinstance(self.code, ArenaProgram) else self._peak_of(self.code.as_run)
+
+    def _peak_of(self, program: Program) -> int:
         arena = self.arena
         if arena is None:
-            peak = simulate_peak(self.program, self.hints, need_of=self._needs.need_of).peak_bytes
+            peak = simulate_peak(program, self.hints, need_of=self._needs.need_of).peak_bytes
         else:
             peak = arena.peak_bytes
         return max(peak, bytes_before_run(self.program))

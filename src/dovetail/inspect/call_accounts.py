@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from dovetail.analysis.liveness import simulate_peak
 from dovetail.execute.needs import Needs
 from dovetail.inspect.report_rows import CallMemory
 from dovetail.ir.program import Program
@@ -20,14 +21,17 @@ _RECOMPUTE = "recompute"  # the name of the pass
 
 
 def call_memory(
-    program: Program, held_bytes: int, hints: Mapping[str, Number], least: int = 0
+    program: Program, as_run: Program, held_bytes: int, hints: Mapping[str, Number], least: int = 0
 ) -> tuple[CallMemory, MemoryAccount]:
-    """What a run of a program takes. held_bytes: of what is there before. least: what it takes before it begins."""
+    """What a run of a program takes. as_run: the program with its groups (`analysis.grouped_run`). held_bytes: of what
+    is there before. least: what it takes before it begins.
+    """
     needs = Needs(hints)
-    needs.measure(program.nodes)
+    needs.measure((*program.nodes, *as_run.nodes))
     account = peak_account(program, hints, needs.need_of, least)
+    run_bytes = max(simulate_peak(as_run, hints, need_of=needs.need_of).peak_bytes, least)
     unknown = tuple(dict.fromkeys(str(node.target) for node in needs.unknown))
-    return CallMemory(account.peak_bytes, held_bytes, unknown), account
+    return CallMemory(account.peak_bytes, run_bytes, held_bytes, unknown), account
 
 
 def curve_of_step(lowering: Lowering, options: Options) -> tuple[PlanPoint, ...]:

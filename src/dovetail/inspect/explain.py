@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 import linecache
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from dovetail.analysis.categories import CATEGORIES, handed_to_backward
+from dovetail.analysis.grouped_run import grouped_run
 from dovetail.analysis.liveness import simulate_peak
 from dovetail.analysis.one_run import as_one_run, whole_step
 from dovetail.errors import NothingToExplain
@@ -33,7 +34,7 @@ from dovetail.inspect.step_time import measure_step
 from dovetail.ir.program import Program
 from dovetail.ir.text import Names
 from dovetail.partition.choose import PartitionReport
-from dovetail.partition.split import Split
+from dovetail.partition.split import Split, dying_inputs
 from dovetail.passes.inplace_report import DonationRow, InplaceReport
 from dovetail.pipeline.compile_trace import LIKELY, STEP_STATE, CompileTrace, Lowering, Step
 from dovetail.pipeline.donation import DonationReport
@@ -194,10 +195,14 @@ class _Gatherer:
         first = Split(self._forward, self._backward, (), tuple(self._main.sources))
         is_partial = self._likely is not self._main
         stays = stays_behind(first, first) if is_partial else frozenset[str]()
-        run, lets_go = self._forward, frees_arriving_gradients()
+        lets_go = frees_arriving_gradients()
+        runs = [self._forward, _as_run(self._forward, self._executors)]
         if trains or any(self._backward.outputs):
-            run = as_one_run(run, first.backward, stays, self._main.leaves, lets_go=lets_go)
-        return call_memory(run, state_bytes(self._joint), self._main.hints)
+            dying = dying_inputs(first, arriving=lets_go, is_last=True)
+            lates = self._backward, _as_run(self._backward, self._executors, dying)
+            for at, late in enumerate(lates):
+                runs[at] = as_one_run(runs[at], late, stays, self._main.leaves, lets_go=lets_go)
+        return call_memory(runs[0], runs[1], state_bytes(self._joint), self._main.hints)
 
     def _used(self, lowering: Lowering, trains: bool) -> tuple[str, ...]:
         """Which parts of a lowering are shown: halves that run, and what leads to them."""
@@ -217,6 +222,11 @@ class _Gatherer:
                 found += donation_decisions(step.program, report.donations if report is not None else withheld(step))
                 before = step.program
         return found
+
+
+def _as_run(program: Program, executors: ExecutorList | None, dying: Collection[int] = ()) -> Program:
+    """A program as executors run it. dying: numbers of inputs that nobody else holds."""
+    return program if executors is None else grouped_run(program, executors.bound_to(program, dying=dying).groups)
 
 
 def explain_step(lowering: Lowering, executors: ExecutorList | None, *, measure_time: bool = False) -> Explanation:
@@ -244,7 +254,7 @@ def explain_step(lowering: Lowering, executors: ExecutorList | None, *, measure_
         eager_memory(lowering),
         time,
         *(
-            call_memory(program, state_bytes(program), hints, bytes_before_run(program))
+            call_memory(program, _as_run(program, executors), state_bytes(program), hints, bytes_before_run(program))
             if executors is not None
             else ()
         ),

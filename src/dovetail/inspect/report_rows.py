@@ -133,11 +133,12 @@ class CallMemory:
     """What a call takes, with what operators take for themselves, which the map of memory does not have.
 
     peak_bytes: above what is there before it: of forward, what is held, and backward, for a gradient of each output
-    that is likely to get one. state_bytes: of weights and arguments. unknown_needs: operators of which it is not known
-    what they take for themselves.
+    that is likely to get one. run_bytes: the same where native code runs, which may take less. state_bytes: of weights
+    and arguments. unknown_needs: operators of which it is not known what they take for themselves.
     """
 
     peak_bytes: int
+    run_bytes: int
     state_bytes: int
     unknown_needs: tuple[str, ...]
 

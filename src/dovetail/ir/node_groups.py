@@ -22,7 +22,7 @@ class NodeGroup:
     variables. restored: nodes before the group whose results only groups read; they run where these nodes run one by
     one, and not in their own place. reads: values that the code reads instead, each with the number of the last node
     that does. fatal: an exception that ends the program, as some of the nodes may have run. listing: for people, what
-    runs.
+    runs. taken: values that get memory, and have it when the code has run. own_bytes: what it takes besides meanwhile.
     """
 
     first: int
@@ -37,6 +37,8 @@ class NodeGroup:
     reads: tuple[tuple[Value, int], ...] = ()
     fatal: Callable[[Any], str] | None = None
     listing: Callable[[], str] = str
+    taken: tuple[Value, ...] = ()
+    own_bytes: int = 0
 
 
 def with_later_reads(

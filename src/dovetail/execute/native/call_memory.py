@@ -37,10 +37,13 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class CallMemory:
-    """pieces: in the order in which they are taken. addresses: by storage that only the cluster sees."""
+    """pieces: in the order in which they are taken. addresses: by storage that only the cluster sees. own_bytes: that
+    are there at most besides what is read behind the cluster.
+    """
 
     pieces: tuple[Piece, ...]
     addresses: Mapping[int, Address]
+    own_bytes: int
 
 
 def call_memory(
@@ -67,9 +70,10 @@ def call_memory(
         kept.append(Piece(value, value.tensor, sizes[storage], first, None))
     for found in _in_one_block(spans, sizes), _one_by_one(spans, sizes):
         pieces = sorted((*kept, *(piece for piece, _ in found)), key=lambda piece: piece.first)
-        if _peak(pieces, scratch) <= most:
+        peak = _peak(pieces, scratch)
+        if peak <= most:
             addresses = {storage: address for _, placed in found for storage, address in placed.items()}
-            return CallMemory(tuple(pieces), addresses)
+            return CallMemory(tuple(pieces), addresses, peak - sum(piece.size for piece in kept))
     return None
 
 

@@ -42,7 +42,7 @@ class Cluster:
     of the table: of these tensors, and of what else the call takes. after: how results that are read later get their
     variables: nodes of views and numbers that run then, and values with the one whose variable holds the same tensor.
     counted: values whose version counters move, one for each write. given: those whose memory is that of inputs.
-    unbound: results that no variable holds. restored, reads: see `NodeGroup`.
+    unbound: results that no variable holds. restored, reads, own_bytes: see `NodeGroup`.
     """
 
     first: int
@@ -60,6 +60,7 @@ class Cluster:
     unbound: frozenset[Value]
     restored: tuple[Node, ...]
     reads: tuple[tuple[Value, int], ...]
+    own_bytes: int
 
 
 def clusters_of(
@@ -241,6 +242,7 @@ class _Memory:
             *(tuple(after), tuple(counted), given, unbound),
             self.unmade.before(run_nodes),
             tuple(self.unmade.reads(dict(enumerate(run_nodes, first))).items()),
+            memory.own_bytes,
         )
 
     def _row_of_one(self, claim: RowClaim, addresses: Mapping[Value, Address]) -> ReadyRow | None:

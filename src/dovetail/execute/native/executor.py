@@ -159,6 +159,8 @@ def _group(cluster: Cluster, asked: _Asked, is_first: bool) -> NodeGroup:
         reads=cluster.reads,
         fatal=_fatal if cluster.handles or any(row.may_fail for row in cluster.rows) else None,
         listing=lambda: _listing(cluster),
+        taken=(*cluster.results, *(value for value, _ in cluster.made)),
+        own_bytes=cluster.own_bytes,
     )
 
 

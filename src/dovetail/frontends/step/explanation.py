@@ -24,7 +24,8 @@ class StepExplanation:
     """One program of a step.
 
     reason: why it was captured. nodes: how many operators it runs. peak_bytes: of a call, above state and arguments,
-    which have state_bytes. memory: what makes it up. arena: one for all that it makes, as it could be planned.
+    which have state_bytes; a `memory_limit` is kept by it. run_bytes: the same where native code runs, which may take
+    less. memory: what makes the peak up. arena: one for all that it makes, as it could be planned.
     in_arena: what lies in one as it runs; None without `arena=True`. unknown_needs: operators of which it is not known
     what they take for themselves. state, arguments, gradients, numbers, passing: what it takes, by what a user would
     call it; passing: how many tensors it met that nothing holds. written: what it writes in place.
@@ -40,6 +41,7 @@ class StepExplanation:
     reason: str
     nodes: int
     peak_bytes: int
+    run_bytes: int
     memory: MemoryAccount
     state_bytes: int
     arena: ArenaReport
@@ -75,6 +77,8 @@ class StepExplanation:
             yield f"  one arena would have {self.arena}"
         else:
             yield f"  runs in an arena of {self.in_arena}"
+        if self.run_bytes < self.peak_bytes:
+            yield f"  native code takes {self.run_bytes:,} bytes at the peak, operators one by one the above"
         if self.peak_bytes:
             yield f"  at the peak: {', '.join(f'{kind} {amount:,}' for kind, amount in self.memory.sums().items())}"
         if self.unknown_needs:
@@ -141,6 +145,7 @@ def explain_variant(name: str, variant: StepVariant, in_eager_mode: Sequence[str
         reason=variant.reason,
         nodes=len(program.nodes),
         peak_bytes=compiled.peak_bytes,
+        run_bytes=compiled.run_bytes,
         memory=peak_account(program, compiled.hints, compiled.need_of, compiled.peak_bytes),
         state_bytes=compiled.state_bytes,
         arena=plan_arena(program, compiled.hints, compiled.need_of),
