@@ -25,7 +25,8 @@ from dovetail.frontends.step.containers import Container, Path, Sequential, Slot
 from dovetail.frontends.step.hook_tables import HookTable
 from dovetail.frontends.step.kept import NotMadeAgain, Tree, Trees
 from dovetail.frontends.step.number_slots import NumberSlot
-from dovetail.frontends.step.reachable_state import Change, ReachableState
+from dovetail.frontends.step.reachable_state import ReachableState
+from dovetail.frontends.step.slot_changes import Change
 from dovetail.frontends.step.value_walk import OPTIMIZER, SCHEDULER
 from dovetail.ir.calling import FromConstant
 from dovetail.ir.program import Origin

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import cached_property, partial
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
@@ -21,53 +20,30 @@ from dovetail.capture.ambient_modes import ambient_modes
 from dovetail.frontends.step.bound_slots import bound_slots
 from dovetail.frontends.step.containers import Container, Fixed, Path, Slot, leaf_slots
 from dovetail.frontends.step.record import Record, record_of
+from dovetail.frontends.step.slot_changes import Change, changes_in
 from dovetail.frontends.step.source_locator import SourceLocator
 from dovetail.frontends.step.walk import Walk
 from dovetail.ir.program import Origin
 from dovetail.ir.provenance import is_library_file
 from dovetail.passes.collection import collection_paused
 from dovetail.reach.codes import asks_class, names_of
-from dovetail.reach.contents import MISSING, is_compared_by_contents
+from dovetail.reach.contents import is_compared_by_contents
 from dovetail.reach.guard import PythonGuard
 from dovetail.reach.names import Names
 from dovetail.reach.reads import Reads
 from dovetail.reach.values import (
     PLAIN,
-    RANDOM_SOURCES,
     Kind,
     attributes_of,
     copy_of_array,
     fill_array,
     fingerprint,
     is_a,
-    is_same,
-    plain_key,
     random_state,
     set_random_state,
 )
-from dovetail.torch_compat.traced_numbers import as_plain
 
 _OF_NO_CONTENTS = (Kind.PLAIN, Kind.TENSOR, Kind.CLASS, Kind.ARRAY)  # or looked at as they are met
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A slot that holds another object than before. old, new: MISSING where there was, or is, none.
-
-    slot: None for what is not a slot: the order of a dictionary, what is in a set, the class of an object, a random
-    generator. item: the container, object or generator then.
-    """
-
-    slot: Slot | None
-    label: str
-    old: Any
-    new: Any
-    item: Any = None
-
-    @property
-    def is_draw(self) -> bool:
-        """Whether a random generator of Python or NumPy moved."""
-        return self.slot is None and (self.item is random or self.item is np.random or is_a(self.item, RANDOM_SOURCES))
 
 
 class ReachableState:
@@ -108,7 +84,8 @@ class ReachableState:
         self._arrays = [(slot, array, fingerprint(array), copy_of_array(array)) for slot, array in walk.arrays]
 
     def learn(self, reads: Reads, *, is_strict: bool, expects: bool = False) -> bool:
-        """Look where a call has read; whether more is reached than before: tensors, optimizers and the like.
+        """Look where a call has read; whether more is reached than before: tensors, optimizers and the like. Or whether
+        what was reached has other paths.
 
         is_strict: any other slot counts as well. expects: see `Names.add`. More of `others`, which are asked before a
         call, count unless the reads know what they held; these are `late`.
@@ -117,9 +94,12 @@ class ReachableState:
         if not self._read.add(reads, expects=expects):
             return False
         before, compared = self._roles, self.compared
+        paths = {container.path for container in self._walk.containers}
         asked = set(map(id, self.others))
         self.refresh()
         if self._roles != before or (is_strict and self.compared != compared):
+            return True
+        if not paths <= {container.path for container in self._walk.containers}:
             return True
         self.late = [item for item in self.others if id(item) not in asked]
         gone = asked - set(map(id, self.others))
@@ -270,7 +250,7 @@ class ReachableState:
                 found.append(Change(None, f"{container.title}.__dict__", table, attributes_of(item), item))
         for container in self._walk.containers:
             if not container.is_as_before():
-                found += _changes_in(container, self._walk)
+                found += changes_in(container, self._walk)
         for slot, array, held, _ in self._arrays:
             if held is not None and fingerprint(array) != held:
                 found.append(Change(slot, slot.label, held, fingerprint(array)))
@@ -345,35 +325,6 @@ def _upwards(container: Container, key: Any) -> Iterator[tuple[Container, Any]]:
         key, at = at.key, at.parent
 
 
-def _changes_in(container: Container, walk: Walk) -> list[Change]:
-    keys, values = container.now()
-    keys = list(map(as_plain, keys))  # of a dictionary, which has asked for the numbers that are keys
-    if container.kind == "set":
-        before, after = _by_identity(container.values), _by_identity(values)
-        gone = [
-            Change(None, container.title, x, MISSING, container.item) for key, x in before.items() if key not in after
-        ]
-        return gone + [
-            Change(None, container.title, MISSING, x, container.item) for key, x in after.items() if key not in before
-        ]
-    old = {_token(key): (key, value) for key, value in zip(container.keys, container.values, strict=True)}
-    new = {_token(key): (key, value) for key, value in zip(keys, values, strict=True)}
-    found = []
-    for token, (key, _) in {**old, **new}.items():
-        before, after = old.get(token, (None, MISSING))[1], new.get(token, (None, MISSING))[1]
-        if not is_same(before, after):
-            found.append(Change(Slot(container, key), _label(container, key, walk), before, after))
-    if list(new) != [*(token for token in old if token in new), *(token for token in new if token not in old)]:
-        found.append(Change(None, container.title, list(container.keys), keys, container.item))
-    return found
-
-
-def _label(container: Container, key: Any, walk: Walk) -> str:
-    """What a user would write for a slot, that of a key which was not there before included."""
-    slot = walk.first_slot(key) if is_a(key, torch.Tensor) and id(key) not in container.names else None
-    return container.label_of(key) if slot is None else f"{container.title}[{slot.label}]"
-
-
 def _draws_from(item: Any, source: Any) -> bool:
     """Whether an object is a random generator, or a function that draws from it."""
     owner = getattr(item, "__self__", None) if is_a(item, BuiltinFunctionType | MethodType) else None
@@ -382,15 +333,6 @@ def _draws_from(item: Any, source: Any) -> bool:
     if source is np.random:
         return item is np.random or (owner is not None and owner is getattr(np.random.rand, "__self__", None))
     return item is source or owner is source
-
-
-def _by_identity(items: list[Any]) -> dict[Hashable, Any]:
-    return {_token(item): item for item in items}
-
-
-def _token(key: Any) -> Hashable:
-    """A key that stands for a key, without running code of the user's."""
-    return plain_key(key) if type(key) in PLAIN else id(key)
 
 
 def _try(failed: list[str], label: str, act: Callable[[], Any]) -> None:
