@@ -196,13 +196,12 @@ class Frames:
         role = self._role_of(frame)
         if role is Role.USERS and on_return is not None:
             on_return(frame, result)
-        is_asked = role is Role.SETTING and not is_a(result, torch.Tensor)
-        asked = told_by(frame) if is_asked else None
+        if role is not Role.SETTING or is_a(result, torch.Tensor):
+            return
+        asked = told_by(frame)
         if asked is print_options:  # whoever writes a tensor while a call is recorded does it for that
             on_answer(asked, asked())
-        elif (
-            asked is not None and not is_a(result, torch.Tensor) and self._role_of(frame.f_back or frame) is Role.USERS
-        ):
+        elif asked is not None and self._role_of(frame.f_back or frame) is Role.USERS:
             on_answer(asked, result)
 
     def _judged(self, function: Any) -> Verdict:
