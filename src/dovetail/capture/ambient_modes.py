@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from dovetail.torch_compat.modes import matmul_precision, surroundings
+from dovetail.torch_compat.modes import casts_in_force, matmul_precision, surroundings
 
 
 def ambient_modes() -> tuple[object, ...]:
     """Torch's modes that decide what operators a program runs."""
-    autocast = tuple(
-        (kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)
-    )
+    autocast = casts_in_force()
     return (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, TypeAlias
 
 from dovetail.errors import CollectiveFailed, CollectivesDiffer, RankFailed
@@ -38,6 +38,7 @@ Sequences: TypeAlias = "Mapping[str, Sequence[str]]"
 IN_EAGER_MODE = 0
 _NO_USE: Mapping[str, str] = {}
 _SHOWN = 3
+_NOTHING_ASKED = nullcontext()
 
 
 class OthersUseMore(Exception):
@@ -57,12 +58,16 @@ class Agreement:
         self._ran = Counter[str]()
         self._is_off = False
 
-    @contextmanager
-    def of_program(self, sequences: Sequences, used: Mapping[str, str] = _NO_USE) -> Iterator[None]:
+    def of_program(
+        self, sequences: Sequences, used: Mapping[str, str] = _NO_USE
+    ) -> AbstractContextManager[None, bool | None]:
         """While active, a program runs. sequences: for each group, a line for each collective. used: see `used_of`."""
         self._sequences = sequences
         self._ran.clear()
+        return self._asked(sequences, used) if sequences else _NOTHING_ASKED
 
+    @contextmanager
+    def _asked(self, sequences: Sequences, used: Mapping[str, str]) -> Iterator[None]:
         def wait(group: str, work: Any) -> None:
             log_of(find_group(group)).wait(work, is_within=True)
             self._ran[group] += 1

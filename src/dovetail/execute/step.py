@@ -38,6 +38,7 @@ from dovetail.ir.sizes import Number
 from dovetail.memory.in_arena import ArenaPlan
 from dovetail.ops.collectives import ask_before, collective_of, sequences_of, used_of
 from dovetail.ops.facts import facts_of, written_values
+from dovetail.torch_compat.modes import autocast_is_active, set_gradients
 from dovetail.torch_compat.rng import default_generator
 
 _NAMED = (GuardMiss, OffloadFailed, OffloadUnavailable, CollectivesDiffer, CollectiveFailed, RankFailed)
@@ -204,13 +205,7 @@ class CompiledStepProgram:
         states = [generator.get_state().numpy().tobytes() for generator in generators]  # no tensors that live on
         try:
             self.last_check.then = self._agreeing(then)
-            with torch.no_grad(), ExitStack() as stack:
-                if self.transfers is not None:
-                    stack.enter_context(self.transfers.run())
-                for kind in ("cpu", "cuda"):
-                    if torch.is_autocast_enabled(kind):  # casts are nodes of the program
-                        stack.enter_context(torch.autocast(kind, enabled=False))
-                return (self.run or self.code)(inputs)
+            return self._run_plainly(inputs)
         except Exception as error:
             at = self.code.failed_at(error)
             if at is not None and (at >= self.first_write or self._left_others(error, at)):
@@ -222,6 +217,23 @@ class CompiledStepProgram:
             raise NothingWritten from error
         finally:
             self.last_check.then = None  # which knows tensors
+
+    def _run_plainly(self, inputs: list[Any]) -> Sequence[Any]:
+        """Run the code, without gradients and casts: these are nodes of the program."""
+        run, records = self.run or self.code, torch.is_grad_enabled()
+        set_gradients(False)
+        try:
+            if self.transfers is None and not autocast_is_active():
+                return run(inputs)
+            with ExitStack() as stack:
+                if self.transfers is not None:
+                    stack.enter_context(self.transfers.run())
+                for kind in ("cpu", "cuda"):
+                    if torch.is_autocast_enabled(kind):
+                        stack.enter_context(torch.autocast(kind, enabled=False))
+                return run(inputs)
+        finally:
+            set_gradients(records)
 
     def _left_others(self, error: Exception, at: int) -> bool:
         """Whether others wait for this rank, which cannot begin again without them."""

@@ -121,11 +121,9 @@ class _WrapperWriter:
 
     def _gradients(self) -> list[str]:
         lines = []
-        for gradient in self.plan.gradients:
-            if not isinstance(gradient.exit, GradientExit):
-                lines.append(f"    {self._input(gradient.input)}.grad = {self._output(gradient.exit)}")
-            elif gradient.exit is GradientExit.NONE and (gradient.had or gradient.is_cleared):
-                lines.append(f"    {self._input(gradient.input)}.grad = None")
+        for gradient in filter(_is_put, self.plan.gradients):
+            left = "None" if isinstance(gradient.exit, GradientExit) else self._output(gradient.exit)
+            lines.append(f"    {self._input(gradient.input)}.grad = {left}")
         return lines
 
     def _turned(self, flag: GradientFlag) -> str:
@@ -176,7 +174,7 @@ class _WrapperWriter:
         kept.update(self.plan.touched)
         kept.update(extra.of if isinstance(extra, ViewBase) else extra.leader for extra in self.plan.extras)
         kept.update(self.plan.returned_inputs())
-        kept.update(gradient.input for gradient in self.plan.gradients)
+        kept.update(gradient.input for gradient in self.plan.gradients if gradient.is_cleared or _is_put(gradient))
         kept.update(move.input for move in self.plan.moves)
         kept.update(move.to.input for move in self.plan.moves if isinstance(move.to, FromInput))
         if self._needed_symbols():
@@ -297,6 +295,13 @@ def wrapper_source(
 def drops_late(plan: CallPlan) -> bool:
     """Whether gradients are dropped while a step runs: once its last check has passed."""
     return bool(_dropped(plan, is_first=False))
+
+
+def _is_put(gradient: LeafGradient) -> bool:
+    """Whether a step leaves another gradient than there was, or none where there was one."""
+    if isinstance(gradient.exit, GradientExit):
+        return gradient.exit is GradientExit.NONE and (gradient.had or gradient.is_cleared)
+    return True
 
 
 def _dropped(plan: CallPlan, is_first: bool) -> list[LeafGradient]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +16,14 @@ _HOOKS = tuple(
 )
 
 _KINDS = ("cpu", "cuda")
+_LIBRARIES = (
+    torch._C._get_flash_sdp_enabled,
+    torch._C._get_math_sdp_enabled,
+    torch._C._get_mem_efficient_sdp_enabled,
+    torch._C._get_mkldnn_enabled,
+    torch._C._get_cudnn_enabled,
+    torch.backends.mha.get_fastpath_enabled,
+)
 DEFAULT_DTYPE = "torch.set_default_dtype"
 PRECISION = "torch.set_float32_matmul_precision"
 _PRECISIONS = (("generic", "all"), ("cuda", "matmul"), ("mkldnn", "matmul"))  # of a backend's operators
@@ -45,6 +53,10 @@ def casts_in_force() -> tuple[tuple[str, torch.dtype], ...]:
     if not autocast_is_active():
         return ()
     return tuple([(kind, torch.get_autocast_dtype(kind)) for kind in _KINDS if torch.is_autocast_enabled(kind)])
+
+
+set_gradients: Callable[[bool], None] = torch._C._set_grad_enabled
+"""Whether autograd records from now on: `torch.set_grad_enabled` without a context, which costs more than a call."""
 
 
 @contextmanager
@@ -96,20 +108,13 @@ def surroundings() -> tuple[object, ...]:
     return (
         None if device is None else str(device),
         *libraries_in_use(),
-        tuple([tuple(hooks.values()) for hooks in _HOOKS if hooks]),
+        tuple([tuple(hooks.values()) for hooks in _HOOKS if hooks]) if any(_HOOKS) else (),
     )
 
 
 def libraries_in_use() -> tuple[bool, ...]:
     """What libraries and kernels operators may be made of: of attention, recurrent layers, and encoders."""
-    return (
-        torch._C._get_flash_sdp_enabled(),
-        torch._C._get_math_sdp_enabled(),
-        torch._C._get_mem_efficient_sdp_enabled(),
-        torch._C._get_mkldnn_enabled(),
-        torch._C._get_cudnn_enabled(),
-        torch.backends.mha.get_fastpath_enabled(),
-    )
+    return tuple([is_enabled() for is_enabled in _LIBRARIES])
 
 
 def matmul_precision() -> str | tuple[str, ...]:
@@ -134,8 +139,10 @@ def _set_matmul_precision(value: str | tuple[str, ...]) -> None:
 
 def default_device() -> torch.device | None:
     """The default device that is set, as it was set; None where none is. No tensor is made, as torch's own does."""
-    modes = _get_current_function_mode_stack() if _function_modes() else ()
-    return next((mode.device for mode in reversed(modes) if isinstance(mode, DeviceContext)), None)
+    if not _function_modes():
+        return None
+    modes = reversed(_get_current_function_mode_stack())
+    return next((mode.device for mode in modes if isinstance(mode, DeviceContext)), None)
 
 
 def switches() -> dict[str, Any]:
@@ -188,7 +195,7 @@ def set_switches(wanted: Mapping[str, Any]) -> None:
         elif name == "torch.use_deterministic_algorithms":
             torch.use_deterministic_algorithms(value[0], warn_only=value[1])
         elif name == "torch.set_grad_enabled":
-            torch._C._set_grad_enabled(value)  # `torch.set_grad_enabled` is a context that costs more
+            set_gradients(value)
         elif name == "torch.set_default_device":
             torch.set_default_device(None)  # what was set last; what is around it holds again
             if default_device() != value:

@@ -74,8 +74,6 @@ def test_errors_are_pythons(start: float, make: Any) -> None:
 @pytest.mark.parametrize(
     ("start", "make"),
     [
-        (math.nan, lambda d, n: d.compute(operator.mul, n, 2.0)),
-        (math.inf, lambda d, n: d.compute(operator.sub, 1, n)),
         (2.0, lambda d, n: d.compute(operator.mul, n, 1e300)),  # no number of float32
         (-4.0, lambda d, n: d.compute(operator.pow, n, 2)),
     ],
@@ -87,6 +85,32 @@ def test_numbers_that_kernels_do_not_take(start: float, make: Any, monkeypatch: 
     assert answers == [1], "nothing ran"
 
 
+@pytest.mark.parametrize("number", [0, 1, -3, 2**53, 0.0, -0.0, math.inf, -math.inf, math.nan, 1e300])
+@pytest.mark.parametrize("start", [0.0, -1.0, 3.0, math.inf, math.nan])
+@pytest.mark.parametrize("target", list(STEPS))
+def test_numbers_that_python_takes(target: Any, start: float, number: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole numbers, infinities and NaN: the nodes run only where one is an error, or complex, or float32 has none."""
+    answers = calls_counted(monkeypatch)
+    draft = Drafted()
+    x, count, given = draft.base(torch.linspace(-3, 3, 20)), draft.base(torch.tensor(start)), draft.number(number)
+    draft.add(aten.add_.Tensor, count, 1)
+    operands = (given, draft.read(count))
+    made = draft.compute(operator.add, *operands) if target in _OF_ONE else draft.compute(target, *operands)
+    made = draft.compute(target, made) if target in _OF_ONE else made
+    draft.add(aten.mul_.Tensor, x, made)
+    program = draft.program([])
+    plain, native = compiled(program, native=False), compiled(program)
+    try:
+        expected = outcome(plain, draft.arguments())
+    except (ZeroDivisionError, ValueError, OverflowError, TypeError, RuntimeError) as error:
+        with pytest.raises(type(error)):
+            native(draft.arguments())
+        return
+    assert outcome(native, draft.arguments()) == expected
+    is_large, may_be_complex = 1e10 < abs(number) < math.inf, target is operator.pow and number < 0
+    assert answers == [0] or is_large or may_be_complex
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_drawn_expressions(seed: int) -> None:
     """Numbers from counters, constants and numbers that are given, of both signs and zero."""
@@ -94,7 +118,7 @@ def test_drawn_expressions(seed: int) -> None:
     draft = Drafted()
     x = draft.base(torch.linspace(-3, 3, 33))
     dtype = generator.choice((torch.float32, torch.float64))
-    known: list[Any] = [draft.number(generator.choice((0.0, -0.0, 0.9, 3.5, 2))) for _ in range(2)]
+    known: list[Any] = [draft.number(generator.choice((0.0, -0.0, 0.9, 3.5, 2, math.inf, math.nan))) for _ in range(2)]
     for _ in range(2):
         count = draft.base(torch.tensor(generator.choice((0.0, -1.0, 5.0, 0.25)), dtype=dtype))
         for _ in range(generator.randint(1, 2)):

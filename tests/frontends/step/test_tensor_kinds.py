@@ -147,6 +147,33 @@ def test_gradients_must_be_there_or_not() -> None:
     assert without.tensors([weight], []) == [weight]
 
 
+def test_sources_of_all_kinds_in_any_order() -> None:
+    weights = [torch.nn.Parameter(torch.ones(4)) for _ in range(2)]
+    for weight in weights:
+        weight.grad = torch.ones(4)
+    sources = [_given(1), _state(1), _state(0), Source("gradient", 2), Source("gradient", 1), _given(0), _state(1)]
+    leaves = [torch.zeros(1), torch.zeros(2)]
+    found = TensorKinds(sources, [], [1], _writing(0)).tensors(weights, leaves)
+    assert found is None, "a gradient that may not be there"
+    found = TensorKinds(sources, [], [], _writing(0)).tensors(weights, leaves)
+    expected = [leaves[1], weights[1], weights[0], weights[0].grad, weights[1].grad, leaves[0], weights[1]]
+    assert found is not None
+    assert [id(tensor) for tensor in found] == [id(tensor) for tensor in expected]
+    assert TensorKinds(sources, [], [], _writing(0)).tensors(weights, [leaves[0], 1.0]) is None
+    assert TensorKinds([], [], [], _writing()).tensors([], []) == []
+
+
+def test_a_gradient_of_a_gradient_is_found_behind_that() -> None:
+    weight = torch.nn.Parameter(torch.ones(4))
+    weight.grad = torch.ones(4, requires_grad=True)
+    weight.grad.grad = torch.zeros(4)
+    found = TensorKinds([_state(0), Source("gradient", 0), Source("gradient", 1)], [], [], _writing()).tensors(
+        [weight], []
+    )
+    assert found is not None
+    assert found[2] is weight.grad.grad
+
+
 def test_a_gradient_in_other_memory_is_as_expected_unless_it_is_shared() -> None:
     weights = [torch.nn.Parameter(torch.ones(4)) for _ in range(2)]
     for weight in weights:

@@ -8,11 +8,10 @@ number is not one that a kernel takes, memory has run out, or the processor was 
 from __future__ import annotations
 
 import struct
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import count as count_from
 
 import torch
 
@@ -26,6 +25,7 @@ from dovetail.execute.native.machine import driver, listing_of, unavailable
 from dovetail.execute.native.memory_text import collector
 from dovetail.execute.native.probes import distance_from, is_near
 from dovetail.execute.native.rows import Address, Count, ReadyRow
+from dovetail.execute.native.table_text import counter, counts_of, filler, places_of
 from dovetail.execute.partly_run import PartlyRun
 from dovetail.ir.draft import free_name
 from dovetail.ir.node_groups import NodeGroup
@@ -75,8 +75,7 @@ class NativeExecutor:
         dying: numbers of inputs that nobody else holds; None if it may be any.
         """
         clusters = clusters_of(program, is_free, dying)
-        asked = _Asked.of(program, clusters)
-        groups = {cluster.first: _group(cluster, asked, at == 0) for at, cluster in enumerate(clusters)}
+        groups = {cluster.first: _group(cluster, at == 0) for at, cluster in enumerate(clusters)}
         return NativeExecutor(groups, frozenset(node for cluster in clusters for node in cluster.nodes))
 
 
@@ -96,21 +95,6 @@ def stop_at(answer: int, last: int, table: bytes, handles: bytes) -> None:
     raise PartlyRun("an operator of torch failed within native code, for lack of memory most likely", last)
 
 
-def are_plain(given: tuple[torch.Tensor, ...], written: tuple[torch.Tensor, ...]) -> bool:
-    """Whether the bytes of tensors are their numbers, and not those of the other sign; and others may be written: none
-    is of inference mode while that is off.
-    """
-    if any(map(torch.Tensor.is_neg, given)):
-        return False
-    return not any(map(torch.Tensor.is_inference, written)) or torch.is_inference_mode_enabled()
-
-
-def refuse_unplain(given: tuple[torch.Tensor, ...], written: tuple[torch.Tensor, ...]) -> None:
-    """See `are_plain`. Raises: TypeError."""
-    if not are_plain(given, written):
-        raise TypeError
-
-
 def exact(number: object) -> float:
     """A number as a double that a kernel treats as torch treats the number. Raises: TypeError for any other."""
     if (type(number) is float or type(number) is int) and is_exact(number):
@@ -126,32 +110,13 @@ def exact_unless(number: object, avoided: float) -> float:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """What is asked once in each run, before the first cluster: nothing in a run changes it.
-
-    given: inputs whose memory clusters touch. written: those of them that they write.
-    """
-
-    given: tuple[Value, ...]
-    written: tuple[Value, ...]
-
-    @staticmethod
-    def of(program: Program, clusters: Collection[Cluster]) -> _Asked:
-        """What is asked for the clusters of a program."""
-        inputs = frozenset(program.inputs)
-        given = dict.fromkeys(value for cluster in clusters for value in cluster.given if value in inputs)
-        counted = dict.fromkeys(value for cluster in clusters for value in cluster.counted)
-        return _Asked(tuple(given), tuple(value for value in given if value in counted))
-
-
-def _group(cluster: Cluster, asked: _Asked, is_first: bool) -> NodeGroup:
+def _group(cluster: Cluster, is_first: bool) -> NodeGroup:
     return NodeGroup(
         first=cluster.first,
         last=cluster.last,
-        condition=lambda names: _condition(cluster, asked, is_first, names),
+        condition=lambda names: _condition(cluster, is_first, names),
         before=cluster.before,
-        run=lambda names: _lines(cluster, asked, names),
+        run=lambda names: _lines(cluster, names),
         then=lambda names: _lines_then(cluster, names),
         after=cluster.after,
         unbound=cluster.unbound,
@@ -171,15 +136,14 @@ def _listing(cluster: Cluster) -> str:
     return "\n".join([*nodes, "", *map(listing_of, functions)])
 
 
-def _condition(cluster: Cluster, asked: _Asked, is_first: bool, names: Names) -> str:
+def _condition(cluster: Cluster, is_first: bool, names: Names) -> str:
     """Whether the call may be tried."""
     may_run = free_name("may_run", names.taken)
     conditions = dict.fromkeys(row.condition for row in cluster.rows if row.condition is not None)
     own = [f"{names.constant(each, each.__name__)}()" for each in conditions]
     if is_first:
         watches = names.constant(no_mode_watches, no_mode_watches.__name__)
-        plain = names.constant(are_plain, are_plain.__name__)
-        may_run = f"({may_run} := {watches}() and {plain}({_tuple(asked.given)}, {_tuple(asked.written)}))"
+        may_run = f"({may_run} := {watches}())"
     return " and ".join([may_run, *own])
 
 
@@ -188,23 +152,16 @@ def _tuple(values: Iterable[Value]) -> str:
     return f"({' '.join(f'{value.name},' for value in values)})"
 
 
-def _lines(cluster: Cluster, asked: _Asked, names: Names) -> list[str]:
+def _lines(cluster: Cluster, names: Names) -> list[str]:
     """The call, and what is done before. It raises where nothing was done."""
     lines = []
-    views = [value for value in cluster.given if value not in asked.given]
-    if views:
-        refuse = names.constant(refuse_unplain, refuse_unplain.__name__)
-        written = dict.fromkeys(value for value in cluster.counted if value in views)
-        lines.append(f"{refuse}({_tuple(views)}, {_tuple(written)})")
     shared = _shared_numbers(cluster, names)  # before memory is taken: the nodes run instead where one is refused
     lines += [f"{local} = {text}" for text, local in shared.items()]
     for value, like in cluster.made:
         dtype = "" if like.tensor.dtype is value.tensor.dtype else f", dtype={value.tensor.dtype}"
         lines.append(f"{value.name} = torch.empty_like({like.name}{dtype})")
     table, handles = _table(names), _handles(cluster)
-    starts = _starts(cluster.rows, names)
-    lines += [f"{local} = {text}" for text, local in starts.items()]
-    lines.append(f"{table} = {_packed_rows(cluster.rows, names, {**shared, **starts})}")
+    lines.append(f"{table} = {_filled(cluster, names, shared)}")
     threads = "torch.get_num_threads()" if any(map(_may_be_shared, cluster.rows)) else "1"
     drive, stop = names.constant(driver(), "drive"), names.constant(stop_at, stop_at.__name__)
     answer = free_name("native_answer", names.taken)
@@ -237,8 +194,8 @@ def _counts(written: Sequence[Value], names: Names) -> list[str]:
     """What moves the version counters of tensors, once for each time that they are named."""
     if not written:
         return []
-    count = names.constant(torch.autograd.graph.increment_version, "increment_version")
-    return [f"{count}(({', '.join(value.name for value in written)},))"]
+    count, told = names.constant(counter(), "count_writes"), names.constant(counts_of(), "classes")
+    return [f"{count}({told}, {_tuple(written)})"]
 
 
 def _fatal(names: Names) -> str:
@@ -263,54 +220,52 @@ def _shared_numbers(cluster: Cluster, names: Names) -> dict[str, str]:
     return shared
 
 
-def _starts(rows: Iterable[ReadyRow], names: Names) -> dict[str, str]:
-    """The addresses that several rows take: what they are, and the local variables that hold them."""
-    uses = Counter(each.value for row in rows for each in row.pointers if each is not None)
-    shared = [value for value, count in uses.items() if count > 1]
-    free = (name for at in count_from(1) if (name := f"native_start_{at}") not in names.taken)
-    return {f"{value.name}.data_ptr()": name for value, name in zip(shared, free, strict=False)}
-
-
-def _packed_rows(rows: Iterable[ReadyRow], names: Names, shared: Mapping[str, str]) -> str:
-    """The table of rows: see `native.driver`. shared: variables of numbers and addresses, by what they hold."""
-    form, slots, same = "", list[str](), b""
-
-    def put_same() -> None:
-        nonlocal form, same
-        if same:
-            form += f"{len(same)}s"
-            slots.append(names.constant(_same(same), "rows"))
-            same = b""
-
-    for row in rows:
-        for kind, slot in _slots_of(row, names, shared):
+def _filled(cluster: Cluster, names: Names, shared: Mapping[str, str]) -> str:
+    """The table of a cluster's rows: see `native.driver`. shared: variables of numbers, by what they hold."""
+    given, addresses, numbers = (
+        bytearray(),
+        defaultdict[Value, list[tuple[int, int]]](list),
+        list[tuple[int, str, str]](),
+    )
+    for row in cluster.rows:
+        for slot in _slots_of(row, names, shared):
+            at = len(given) // 8
             if isinstance(slot, bytes):
-                same += slot
+                given += slot
                 continue
-            put_same()
-            form += kind
-            slots.append(slot)
-    put_same()
-    return f"{names.constant(struct.Struct(form).pack, 'pack')}({', '.join(slots)})"
+            given += bytes(8)
+            if isinstance(slot, Address):
+                addresses[slot.value].append((at, slot.behind))
+            else:
+                numbers.append((at, *slot))
+    written = {value: None for value in cluster.counted if value in cluster.given and value in addresses}
+    tensors = [*written, *(value for value in addresses if value not in written)]
+    places = places_of([addresses[value] for value in tensors], len(written), [at for at, _, _ in numbers])
+    fill, told = names.constant(filler(), "fill_table"), names.constant(places, "places")
+    packed = "b''"
+    if numbers:
+        form = "".join(kind for _, kind, _ in numbers)
+        packed = f"{names.constant(struct.Struct(form).pack, 'pack')}({', '.join(text for _, _, text in numbers)})"
+    return f"{fill}({names.constant(bytes(given), 'rows')}, {told}, {_tuple(tensors)}, {packed})"
 
 
-def _slots_of(row: ReadyRow, names: Names, shared: Mapping[str, str]) -> Iterator[tuple[str, str | bytes]]:
-    """What is in a row: bytes that are the same in each call, or a kind of `struct` and a text."""
-    yield "", struct.pack("3q", row.function, len(row.pointers), row.slots)
-    yield ("", struct.pack("q", row.items)) if isinstance(row.items, int) else ("q", f"{row.items.name}.numel()")
+def _slots_of(row: ReadyRow, names: Names, shared: Mapping[str, str]) -> Iterator[bytes | Address | tuple[str, str]]:
+    """What is in a row: bytes that are the same in each call, addresses, or a kind of `struct` and a text."""
+    yield struct.pack("3q", row.function, len(row.pointers), row.slots)
+    yield struct.pack("q", row.items) if isinstance(row.items, int) else ("q", f"{row.items.name}.numel()")
     for address in row.pointers:
-        yield ("", _LATER) if address is None else ("q", _pointer(address, shared))
+        yield _LATER if address is None else address
     for operand, avoided in row.numbers:
         if operand is None:
-            yield "", bytes(8)
+            yield bytes(8)
         elif row.is_strict:
             yield "d", _strict(operand, names)
         else:
             text = _number(operand, avoided, names)
             yield "d", shared.get(text, text)
     for count in row.counts:
-        yield ("", struct.pack("q", count)) if isinstance(count, int) else ("q", _count(count, row))
-    yield "", row.more
+        yield struct.pack("q", count) if isinstance(count, int) else ("q", _count(count, row))
+    yield row.more
 
 
 def _count(count: Count, row: ReadyRow) -> str:
@@ -321,14 +276,6 @@ def _count(count: Count, row: ReadyRow) -> str:
     return f"{items} // max({size}, 1)"
 
 
-def _pointer(address: Address, shared: Mapping[str, str]) -> str:
-    start = f"{address.value.name}.data_ptr()"
-    start = shared.get(start, start)
-    if not address.behind:
-        return start
-    return f"({start} or {-address.behind}) + {address.behind}"  # without memory it stays 0, which the driver refuses
-
-
 @cache
 def _same(slots: bytes) -> bytes:
     """One object for equal ones."""
@@ -336,13 +283,15 @@ def _same(slots: bytes) -> bytes:
 
 
 def _strict(operand: Operand, names: Names) -> str:
-    """A number that is a `float`, as Python computes in another way with whole ones."""
+    """A number that others are computed with, each of them with a `float`, which makes one of a whole number, too."""
     assert isinstance(operand, Value), "others are constants"
-    return f"{operand.name} if {operand.name}.__class__ is float else {names.constant(refuse, 'refuse')}()"
+    return f"{operand.name} if {operand.name}.__class__ is float else {names.constant(whole, 'whole')}({operand.name})"
 
 
-def refuse() -> float:
-    """Raises: TypeError."""
+def whole(number: object) -> int:
+    """A number if it is a whole one, and a double. Raises: TypeError for any other."""
+    if type(number) is int and is_exact(number):
+        return number
     raise TypeError
 
 

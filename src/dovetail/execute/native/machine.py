@@ -28,7 +28,15 @@ from dovetail.execute.native.driver import POOL, driver_text
 from dovetail.execute.native.llvm_text import kernel_text, symbols_of
 from dovetail.execute.native.loop import Loop
 from dovetail.torch_compat.native_symbols import library_function
-from dovetail.torch_compat.native_tensors import DATA, DELETE, MAKE, wrapping_function
+from dovetail.torch_compat.native_tensors import (
+    DATA,
+    DELETE,
+    IS_INFERENCE,
+    IS_NEGATIVE,
+    MAKE,
+    counting_function,
+    wrapping_function,
+)
 
 _LOCK = threading.Lock()
 _NAME = "kernel"
@@ -47,9 +55,11 @@ def unavailable() -> str:
         return f"llvmlite is older than {'.'.join(map(str, _OLDEST))}"
     if platform.machine() not in ("x86_64", "AMD64"):
         return f"kernels are made for x86-64, and this is {platform.machine()}"
-    missing = [name for name in (MAKE, DELETE, DATA) if library_function(name) is None]
-    if missing or wrapping_function() is None:
-        return f"torch {torch.__version__} has no {(*missing, 'THPVariable_Wrap')[0]}, which makes tensors"
+    missing = [name for name in (MAKE, DELETE, DATA, IS_NEGATIVE, IS_INFERENCE) if library_function(name) is None]
+    others = {"THPVariable_Wrap": wrapping_function(), "bump_version": counting_function()}
+    missing += [name for name, function in others.items() if function is None]
+    if missing:
+        return f"torch {torch.__version__} has no {missing[0]}, which native code calls for tensors"
     try:
         driver()
     except (RuntimeError, OSError, ImportError, AttributeError) as error:  # no memory may be executed here, say

@@ -4,7 +4,7 @@
     its result goes and where its operands are, then the registers, then how many numbers are handed on, and for each
     where to, from where, and two that it may not lie between
 
-Where a step or a number handed on is nothing that kernels take, or Python would raise an error, the row fails.
+Where Python would raise an error, or a number handed on is finite and too large for float32, the row fails.
 
 Source: Python's `float_pow` (Objects/floatobject.c), which calls libm's `pow`.
 """
@@ -55,9 +55,9 @@ def numbers_function() -> int | None:
     with out.loop("0", out.slot(puts, 0)) as at:
         put = out.element("[4 x i64]", out.element("i64", puts, "1"), at)
         number = out.load("double", out.element("i64", "%row", out.slot(put, 1)), 8)
-        _fail_unless(
-            out, _compared(out, "ole", out.set(f"call double @llvm.fabs.f64(double {number})"), _number(_MOST)), failed
-        )
+        size = out.set(f"call double @llvm.fabs.f64(double {number})")
+        is_too_large = out.set(f"and i1 {_compared(out, 'ogt', size, _number(_MOST))}, {_is_finite(out, number)}")
+        _fail_unless(out, out.set(f"xor i1 {is_too_large}, true"), failed)
         above = _compared(out, "oge", number, out.slot(put, 2, "double"))
         below = _compared(out, "ole", number, out.slot(put, 3, "double"))
         is_near = out.set(f"and i1 {above}, {below}")
@@ -93,19 +93,25 @@ def _step(out: Function, step: str, failed: str) -> None:
                 if kind == DIV:
                     _fail_unless(out, _compared(out, "une", y, "0.0"), failed)
                 if kind == POW:  # else it can be an error, or a complex number
-                    is_zero = out.set(f"and i1 {_compared(out, 'oeq', x, '0.0')}, {_compared(out, 'ogt', y, '0.0')}")
-                    is_allowed = out.set(f"or i1 {is_zero}, {_compared(out, 'ogt', x, '0.0')}")
-                    _fail_unless(out, is_allowed, failed)
-                if kind == SQRT:
-                    _fail_unless(out, _compared(out, "oge", x, "0.0"), failed)
+                    is_inverse = out.set(f"and i1 {_compared(out, 'oeq', x, '0.0')}, {_compared(out, 'olt', y, '0.0')}")
+                    _fail_unless(out, out.set(f"xor i1 {is_inverse}, true"), failed)
+                if kind in (POW, SQRT):
+                    _fail_unless(out, _compared(out, "uge", x, "0.0"), failed)
                 found = out.set(text)
-                size = out.set(f"call double @llvm.fabs.f64(double {found})")
-                _fail_unless(out, _compared(out, "olt", size, "0x7FF0000000000000"), failed)
+                if kind == POW:  # too large a number is an error where it is made of others
+                    is_made = out.set(f"and i1 {_is_finite(out, x)}, {_is_finite(out, y)}")
+                    is_finite = _is_finite(out, found)
+                    _fail_unless(out, out.set(f"or i1 {is_finite}, {out.set(f'xor i1 {is_made}, true')}"), failed)
                 out.line(f"store double {found}, ptr {made}, align 8")
 
 
 def _compared(out: Function, how: str, x: str, y: str) -> str:
     return out.set(f"fcmp {how} double {x}, {y}")
+
+
+def _is_finite(out: Function, x: str) -> str:
+    """Whether a number is no infinity and no NaN."""
+    return _compared(out, "olt", out.set(f"call double @llvm.fabs.f64(double {x})"), "0x7FF0000000000000")
 
 
 def _fail_unless(out: Function, holds: str, failed: str) -> None:

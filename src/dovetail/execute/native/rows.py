@@ -136,7 +136,7 @@ class ReadyRow:
 
     @property
     def is_strict(self) -> bool:
-        """Whether numbers must be Python's `float`: it computes with whole ones in another way."""
+        """Whether numbers are those that others are computed with: any `float`, and whole numbers that are doubles."""
         return bool(self.registers)
 
     @property

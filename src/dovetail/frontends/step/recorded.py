@@ -83,7 +83,7 @@ class Recorded:
             frozenset(write.input for write in plan.writes), frozenset(moved[i] for i in programs.tensors), whole
         )
         sources = [source.moved(moved) for source in self.sources]
-        kinds = expected_tensors(recording, sources, kept, self.given, plan, accesses, is_dynamic=options.dynamic)
+        kinds = expected_tensors(recording, sources, kept, self.given, plan, accesses, options)
         tensors = [recording.tensors[i].tensor for i in kept]
         taken = [*tensors, *programs.constants]
         refuse_sharing(recording, taken, kept, accesses)

@@ -92,10 +92,10 @@ class StepRunner:
     ) -> list[Any]:
         """What the program takes. read: numbers that were read already, by their place."""
         inputs: list[Any] = [tensors[index] for index in self.takes]
-        self._draw(drawn, bindings)
-        inputs += [
-            drawn.made[self.drawn[slot]] if slot in self.drawn else tensor for slot, tensor in enumerate(self.constants)
-        ]
+        if self.draws:
+            self._draw(drawn, bindings)
+        made = {slot: drawn.made[which] for slot, which in self.drawn.items()}
+        inputs += [made.get(slot, tensor) for slot, tensor in enumerate(self.constants)]
         given = [*leaves, *map(as_number, drawn.made)] if self.draws else leaves
         if not read:
             return inputs + [get(given) for get in bindings.reads]

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from itertools import repeat
+from operator import attrgetter, is_, is_not
+from typing import Any, TypeAlias
 
 import torch
 
 from dovetail.capture.step_recording import StepRecording
+from dovetail.execute.addresses import AddressesOf, addresses_of, addresses_with
 from dovetail.frontends.size_guard import SizeGuard
 from dovetail.frontends.step.memory import Accesses, Memory, extent
 from dovetail.frontends.tensor_kind import TensorKind, difference, kind_of
 from dovetail.ir.calling import CallPlan
+from dovetail.pipeline.options import Options
+from dovetail.reach.levels import picker
 from dovetail.torch_compat.dtensors import is_dtensor, local_of, placing_of
 from dovetail.torch_compat.guards import SameTensors
 from dovetail.torch_compat.sparse import Form, form_of, parts_of
@@ -41,12 +46,18 @@ class Source:
         return replace(self, index=places[self.index]) if is_of_source and self.index in places else self
 
 
+_Run: TypeAlias = "tuple[str, Callable[[Sequence[Any]], Sequence[Any]], Sequence[Source]]"  # kind, picks indices
+_Marks: TypeAlias = "tuple[bytes, tuple[Any, ...]]"  # addresses, shapes and strides
+
+_gradient = attrgetter("grad")
+
+
 @dataclass(slots=True, eq=False)
 class TensorKinds:
     """What is expected of the tensors. sources: one for each. leaves: for each tensor leaf, its place and its source.
 
     without_gradient: sources whose `.grad` must be None. accesses: what the program does to the memory of the sources.
-    sizes: for arguments of symbolic sizes, which they may be.
+    sizes: for arguments of symbolic sizes, which they may be. addresses: where tensors lie, see `AddressesOf`.
     """
 
     sources: list[Source]
@@ -54,45 +65,47 @@ class TensorKinds:
     without_gradient: list[int]
     accesses: Accesses
     sizes: SizeGuard | None = None
+    addresses: AddressesOf = addresses_of
     kinds: list[TensorKind | None] = field(default_factory=list)
     _same: SameTensors | None = None
     _state_ids: dict[int, int] = field(default_factory=dict)
     _hookable: list[int] = field(default_factory=list)
     _passing: list[int] = field(default_factory=list)
     _given: list[int] = field(default_factory=list)
-    _checked: list[Any] = field(default_factory=list)
+    _checked: _Marks = (b"", ())
     _memory: Memory | None = None
+    _runs: list[_Run] = field(init=False)
+    _pick_without_gradient: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._runs = _runs_of(self.sources)
+        self._pick_without_gradient = picker(self.without_gradient)
 
     def tensors(self, state: Sequence[torch.Tensor], leaves: Sequence[Any]) -> list[torch.Tensor] | None:
         """The tensors of a call; None where one is missing, or a gradient is where none may be."""
         found: list[torch.Tensor] = []
         matrices: dict[int, Source] = {}
-        for source in self.sources:
-            if source.kind == "state":
-                found.append(state[source.index])
-            elif source.kind == "argument":
-                if not isinstance(leaves[source.index], torch.Tensor):
+        for kind, pick, sources in self._runs:
+            if kind == "state":
+                found += pick(state)
+            elif kind == "argument":
+                given = pick(leaves)
+                if not all(map(isinstance, given, repeat(torch.Tensor))):
                     return None
-                found.append(leaves[source.index])
-            elif source.form is not None:
-                matrix = (state if source.kind == "state matrix" else leaves)[source.index]
-                same = matrices.setdefault(id(matrix), source)
-                if (same.kind, same.index) != (source.kind, source.index) or not _is_of_form(matrix, source.form):
+                found += given
+            elif kind == "gradient":
+                gradients = list(map(_gradient, pick(found)))
+                if any(map(is_, gradients, repeat(None))):
                     return None
-                found.append(parts_of(matrix)[source.part])
-            elif source.kind == "local":
-                whole = found[source.index]
-                if not is_dtensor(whole) or placing_of(whole) != source.placing:
-                    return None
-                found.append(local_of(whole))
+                found += gradients
             else:
-                gradient = found[source.index].grad
-                if gradient is None:
-                    return None
-                found.append(gradient)
-        for index in self.without_gradient:
-            if found[index].grad is not None:
-                return None
+                for source in sources:
+                    part = _part(source, state, leaves, found, matrices)
+                    if part is None:
+                        return None
+                    found.append(part)
+        if any(map(is_not, map(_gradient, self._pick_without_gradient(found)), repeat(None))):
+            return None
         return found
 
     def learn(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -136,17 +149,23 @@ class TensorKinds:
         self._checked = self._marks(tensors)
         return True
 
-    def _marks(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
-        """What tells whether memory was looked at before: where each tensor lies.
+    def _marks(self, tensors: Sequence[torch.Tensor]) -> _Marks:
+        """What tells whether memory was looked at before: where each tensor lies, and what passes and may vary in size.
 
         Arguments and gradients do not live on: another one may have the identity of one that is gone. A tensor of the
         state may be bound to other memory (`.data = ...`).
         """
-        marks: list[Any] = [tensor.data_ptr() for tensor in tensors]
+        shapes: tuple[Any, ...] = ()
         if self.sizes is not None:
-            for index in self._passing:
-                marks[index] = (marks[index], tuple(tensors[index].shape), tensors[index].stride())
-        return marks
+            shapes = tuple([(tuple(tensors[index].shape), tensors[index].stride()) for index in self._passing])
+        return self.addresses(tensors), shapes
+
+    def _moved(self, now: _Marks) -> list[int]:
+        """The numbers of tensors whose marks are not as they were."""
+        starts = [memoryview(addresses).cast("Q") for addresses, _ in (now, self._checked)]
+        moved = {index for index, (a, b) in enumerate(zip(*starts, strict=True)) if a != b}
+        moved.update(index for index, a, b in zip(self._passing, now[1], self._checked[1], strict=False) if a != b)
+        return sorted(moved)
 
     def are(self, tensors: Sequence[torch.Tensor], leaves: Sequence[Any]) -> bool:
         """Whether the tensors of a call, in the order of the sources, are as expected. leaves: of the arguments."""
@@ -154,18 +173,18 @@ class TensorKinds:
             return False
         if self._hookable and any(any(hook_tables(tensors[i])) for i in self._hookable):
             return False  # the state is watched with the reachable state
-        ids = self._marks(tensors)
-        if ids == self._checked:
-            return self._leaves_are(tensors, leaves)
+        marks = self._marks(tensors)
         if not self._leaves_are(tensors, leaves):
             return False
-        moved = [index for index, (now, before) in enumerate(zip(ids, self._checked, strict=True)) if now != before]
+        if marks == self._checked:
+            return True
+        moved = self._moved(marks)
         if any(self.sources[index].kind != "argument" for index in moved):
             return self.bind(tensors)
         assert self._memory is not None, "it has learned"
         if not self._memory.are_apart(tensors, moved, self._given):
             return False
-        self._checked = ids
+        self._checked = marks
         return True
 
     def are_leaves_like(self, leaves: Sequence[Any]) -> bool:
@@ -210,6 +229,42 @@ class TensorKinds:
         return True
 
 
+def _runs_of(sources: Sequence[Source]) -> list[_Run]:
+    """Sources that stand side by side and are found alike. Gradients are those of tensors of runs before."""
+    runs: list[_Run] = []
+    start = 0
+    for end, source in enumerate([*sources[1:], None][: len(sources)], 1):
+        kind = sources[start].kind
+        if source is not None and source.kind == kind and not (kind == "gradient" and source.index >= start):
+            continue
+        run = sources[start:end]
+        runs.append((kind, picker([each.index for each in run]), run))
+        start = end
+    return runs
+
+
+def _part(
+    source: Source,
+    state: Sequence[Any],
+    leaves: Sequence[Any],
+    found: Sequence[torch.Tensor],
+    matrices: dict[int, Source],
+) -> torch.Tensor | None:
+    """A tensor that is part of another one; None where that is not as expected. found: the tensors of sources before.
+    matrices: the source of each sparse matrix, by its identity.
+    """
+    if source.form is not None:
+        matrix = (state if source.kind == "state matrix" else leaves)[source.index]
+        same = matrices.setdefault(id(matrix), source)
+        if (same.kind, same.index) != (source.kind, source.index) or not _is_of_form(matrix, source.form):
+            return None
+        return parts_of(matrix)[source.part]
+    whole = found[source.index]
+    if not is_dtensor(whole) or placing_of(whole) != source.placing:
+        return None
+    return local_of(whole)
+
+
 def sources_of_others(recording: StepRecording) -> list[Source]:
     """Where the tensors of a recording come from that it has found by others: gradients, then local parts."""
     wholes = {part: whole for whole, part in recording.locals.items()}
@@ -241,17 +296,16 @@ def expected_tensors(
     given: Sequence[Any],
     plan: CallPlan,
     accesses: Accesses,
-    *,
-    is_dynamic: bool,
+    options: Options,
 ) -> TensorKinds:
     """What is expected of the tensors of a recorded step.
 
     kept: those that a program takes, by their number. given: leaves of the arguments, and tensors read like these.
-    is_dynamic: sizes of arguments are symbols.
+    options: of the step; with dynamic, sizes of arguments are symbols.
     """
     tensors = [item.tensor for item in recording.tensors]
     sizes = None
-    if is_dynamic:
+    if options.dynamic:
         sizes = SizeGuard(tuple(recording.description_of(i) for i in kept), tuple(recording.size_conditions))
     return TensorKinds(
         [sources[i] for i in kept],
@@ -263,4 +317,5 @@ def expected_tensors(
         [g.input for g in plan.gradients if not (g.had or g.is_cleared)],
         accesses,
         sizes,
+        addresses_with(options.executors, len(kept)),
     )
