@@ -1,7 +1,8 @@
 """What machine code for pointwise nodes gains: small training steps, and optimizers alone, in turns on one thread.
 
 Each workload has a process of its own, in which eager mode, a step with `executors=("aten",)` and one with
-`("native", "aten")` are called by turns. A ratio is the median over the rounds of eager's time to the other's.
+`("native", "aten")` are called by turns, and other compilers where they are asked for (`small_peers`). A ratio is the
+median over the rounds of eager's time to the other's.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import statistics
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ import torch
 
 import dovetail
 from benchmarks.processes import describe_machine, last_line_of
+from benchmarks.small_peers import PeerSteps, Turn, missing_peers, turn_of
 from benchmarks.small_steps import SMALL_STEPS, Step
 from benchmarks.tables import write_tables
 from dovetail.inspect.memory import measure_peak
@@ -35,6 +39,7 @@ _HEAD += [
     "aten",
     "native",
 ]
+_RATIOS = ("eager / aten", "eager / native", "aten / native")
 _TURN, _WARM_UP = 5, 10
 _CACHE, _AGAIN = "DOVETAIL_CACHE_DIR", "again"
 
@@ -44,6 +49,7 @@ class NativeCost:
     """By way: microseconds of a call, processor seconds of the first, and its peak. ratios: see the module.
 
     again_s: of the first call of native code in a second process, which finds on disk what the first one left there.
+    Other compilers have no peak; why one was not measured is in failed.
     """
 
     workload: str
@@ -52,6 +58,7 @@ class NativeCost:
     peak_bytes: dict[str, int]
     ratios: dict[str, float]
     again_s: float = 0.0
+    failed: dict[str, str] = field(default_factory=dict)
 
 
 def _workload(name: str) -> Step:
@@ -82,31 +89,23 @@ def _prepare() -> None:
     dovetail.compile_step(lambda: torch.ones(2) + 1)()  # what is imported once
 
 
-def measure(name: str, rounds: int) -> NativeCost:
-    """Call the ways of one workload by turns, in this process."""
+def measure(name: str, rounds: int, peers: Collection[str] = ()) -> NativeCost:
+    """Call the ways of one workload by turns, in this process; of other compilers those that work."""
     _prepare()
     steps: dict[str, Step] = {}
     first: dict[str, float] = {}
     for way in WAYS:
         steps[way] = _compiled(name, way)
         first[way] = first_call(steps[way])
-        for _ in range(_WARM_UP):
-            steps[way]()
-    spent: dict[str, list[float]] = {way: [] for way in WAYS}
-    for _ in range(rounds):
-        for way, step in steps.items():
-            begin = time.perf_counter()
-            for _ in range(_TURN):
-                step()
-            spent[way].append((time.perf_counter() - begin) / _TURN)
-    pairs = {
-        "eager / aten": ("eager", "aten"),
-        "eager / native": ("eager", "native"),
-        "aten / native": ("aten", "native"),
-    }
+    turns = {way: turn_of(step) for way, step in steps.items()}
+    with ExitStack() as stack:
+        failed = _add_peers(name, peers, turns, first, stack)
+        spent = _in_turns(turns, rounds)
+    pairs = [("eager", "aten"), ("eager", "native"), ("aten", "native")]
+    pairs += [("eager", way) for way in turns if way not in WAYS]
     ratios = {
-        text: statistics.median(a / b for a, b in zip(spent[one], spent[other], strict=True))
-        for text, (one, other) in pairs.items()
+        f"{one} / {other}": statistics.median(a / b for a, b in zip(spent[one], spent[other], strict=True))
+        for one, other in pairs
     }
     return NativeCost(
         name,
@@ -114,16 +113,43 @@ def measure(name: str, rounds: int) -> NativeCost:
         first,
         {way: measure_peak(step).peak_bytes for way, step in steps.items()},
         ratios,
+        failed=failed,
     )
 
 
-def _measured_apart(name: str, rounds: int) -> NativeCost:
+def _add_peers(
+    name: str, peers: Collection[str], turns: dict[str, Turn], first: dict[str, float], stack: ExitStack
+) -> dict[str, str]:
+    """Add the turns of other compilers, and their first calls; tells what failed."""
+    failed = dict(missing_peers(peers))
+    for peer in peers:
+        try:
+            if peer not in failed:
+                steps = stack.enter_context(PeerSteps(peer, name))
+                turns[peer], first[peer] = steps.turn, steps.first_s
+        except (OSError, ValueError) as error:
+            failed[peer] = f"{type(error).__name__}: {error}"
+    return failed
+
+
+def _in_turns(turns: dict[str, Turn], rounds: int) -> dict[str, list[float]]:
+    """Seconds of a step, by way and round."""
+    for turn in turns.values():
+        turn(_WARM_UP)
+    spent: dict[str, list[float]] = {way: [] for way in turns}
+    for _ in range(rounds):
+        for way, turn in turns.items():
+            spent[way].append(turn(_TURN))
+    return spent
+
+
+def _measured_apart(name: str, rounds: int, peers: Sequence[str]) -> NativeCost:
     """Measure in two processes, which share a new folder for native code."""
     former = os.environ.get(_CACHE)
     with tempfile.TemporaryDirectory(prefix="dovetail-bench-") as folder:
         os.environ[_CACHE] = folder
         try:
-            cost = NativeCost(**json.loads(last_line_of("native", name, str(rounds))))
+            cost = NativeCost(**json.loads(last_line_of("native", name, str(rounds), *peers)))
             return replace(cost, again_s=float(last_line_of("native", name, _AGAIN)))
         finally:
             os.environ.pop(_CACHE)
@@ -131,22 +157,43 @@ def _measured_apart(name: str, rounds: int) -> NativeCost:
                 os.environ[_CACHE] = former
 
 
-def write_native_report(rounds: int, out: Path) -> None:
-    """Print the table, and write `native.json` and `native.md` into `out`."""
-    rows = [_measured_apart(name, rounds) for name in WORKLOADS]
+def write_native_report(
+    rounds: int, out: Path, peers: Sequence[str] = (), workloads: Sequence[str] = WORKLOADS
+) -> None:
+    """Print the tables, and write `native.json` and `native.md` into `out`. peers: see `small_peers`."""
+    for peer, reason in missing_peers(peers).items():
+        print(f"{peer}: {reason}")
+    rows = [_measured_apart(name, rounds, peers) for name in workloads]
     cells = [
         [
             row.workload,
             *(f"{row.call_us[way]:,.0f}" for way in WAYS),
-            *(f"{ratio:.2f}" for ratio in row.ratios.values()),
+            *(f"{row.ratios[ratio]:.2f}" for ratio in _RATIOS),
             *(f"{row.first_s[way]:.2f}" for way in ("aten", "native")),
             f"{row.again_s:.2f}",
             *(f"{row.peak_bytes[way] / 1e3:,.1f}" for way in WAYS),
         ]
         for row in rows
     ]
+    tables: dict[str, tuple[list[str], list[list[str]]]] = {"Native": (_HEAD, cells)}
+    if peers:
+        head = ["step", *(f"{way}, us" for way in ("eager", "native", *peers))]
+        head += [f"eager / {way}" for way in ("native", *peers)] + [f"first call, CPU s: {way}" for way in peers]
+        tables["Other compilers"] = (head, [_peer_cells(row, peers) for row in rows])
     record: dict[str, Any] = {"rounds": rounds, "rows": [asdict(row) for row in rows]}
-    write_tables("native", {"Native": (_HEAD, cells)}, record, describe_machine("cpu"), out)
+    write_tables("native", tables, record, describe_machine("cpu"), out)
+
+
+def _peer_cells(row: NativeCost, peers: Sequence[str]) -> list[str]:
+    """A row of the table of other compilers; of one that failed, why."""
+
+    def shown(found: dict[str, float], key: str, form: str) -> str:
+        return format(found[key], form) if key in found else "-"
+
+    cells = [row.workload, *(shown(row.call_us, way, ",.0f") for way in ("eager", "native"))]
+    cells += [row.failed.get(way, shown(row.call_us, way, ",.0f")) for way in peers]
+    cells += [shown(row.ratios, f"eager / {way}", ".2f") for way in ("native", *peers)]
+    return cells + [shown(row.first_s, way, ".2f") for way in peers]
 
 
 if __name__ == "__main__":
@@ -154,4 +201,4 @@ if __name__ == "__main__":
         _prepare()
         print(first_call(_compiled(sys.argv[1], "native")))
         sys.exit()
-    print(json.dumps(asdict(measure(sys.argv[1], int(sys.argv[2])))))
+    print(json.dumps(asdict(measure(sys.argv[1], int(sys.argv[2]), sys.argv[3:]))))

@@ -33,7 +33,7 @@ from benchmarks.inplace import GraphCost, capture_model, capture_optimizer, meas
 from benchmarks.inplace_report import write_inplace_report
 from benchmarks.measure import BACKENDS
 from benchmarks.models import MODELS
-from benchmarks.native import write_native_report
+from benchmarks.native import WORKLOADS, write_native_report
 from benchmarks.offload import write_offload_report
 from benchmarks.optimizer_steps import BACKENDS as STEP_BACKENDS
 from benchmarks.optimizer_steps import OPTIMIZERS, measure_optimizers
@@ -45,6 +45,7 @@ from benchmarks.planning import write_planning_report
 from benchmarks.processes import ask_fresh_process, describe_machine
 from benchmarks.report import write_report
 from benchmarks.small_calls import small_calls
+from benchmarks.small_peers import PEERS
 from benchmarks.step_commands import graph_memory, step_capture, step_limits, step_memory
 from benchmarks.summary import FirstStep, Step, summarize_first_steps, summarize_steps
 
@@ -187,10 +188,14 @@ def estimates(
 @app.command()
 def native(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; each one gives every way its turn.")] = 200,
+    peers: Annotated[str, typer.Option(help="inductor, jax.jit, with a comma between; none without it.")] = "",
+    steps: Annotated[str, typer.Option(help="Beginnings of names of steps, with semicolons between.")] = "",
     out: Out = DEFAULT_OUT,
 ) -> None:
     """Time steps whose pointwise operators are machine code, beside eager mode and the operators themselves."""
-    write_native_report(rounds, out)
+    wanted = tuple(steps.split(";"))
+    chosen = [name for name in WORKLOADS if name.startswith(wanted)]
+    write_native_report(rounds, out, split_names(peers, PEERS, "--peers") if peers else (), chosen)
 
 
 @app.command()

@@ -39,8 +39,8 @@ from dovetail.inspect.memory import measure_peak
 Json = dict[str, Any]
 
 NO_COMPILER = "not available: no C++ compiler"
-_JAX_PYTHON = "JAX_PYTHON"
-NO_JAX = f"not available: {_JAX_PYTHON} names no Python that has JAX"
+JAX_PYTHON = "JAX_PYTHON"
+NO_JAX = f"not available: {JAX_PYTHON} names no Python that has JAX"
 _JAX_LAYERS = {"gpt2-4": 4, "gpt2-12": 12}
 """Models of which JAX has a network like them."""
 _WARM_UP_STEPS = 3
@@ -162,7 +162,7 @@ def ask_for_ways(
 
 def _ask_jax(layers: int, way: str, calls: int, threads: int, timeout_s: float) -> Json:
     """Measure a network of JAX. Its peak is what XLA says that the step needs beside its arguments."""
-    python = os.environ.get(_JAX_PYTHON)
+    python = os.environ.get(JAX_PYTHON)
     if python is None:
         return {"error": NO_JAX}
     command = [
