@@ -14,7 +14,8 @@ from examples.demo.model import Gpt, GptConfig
 Step = Callable[[], object]
 
 
-def _trained(model: nn.Module, loss_of: Callable[[], Tensor]) -> Step:
+def trained(model: nn.Module, loss_of: Callable[[], Tensor]) -> Step:
+    """A step of AdamW on a loss."""
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
 
     def step() -> Tensor:
@@ -36,7 +37,7 @@ def mlp(width: int, batch: int) -> Step:
         error: Tensor = model(x) - y
         return (error**2).mean()
 
-    return _trained(model, loss_of)
+    return trained(model, loss_of)
 
 
 def physics_informed() -> Step:
@@ -51,7 +52,7 @@ def physics_informed() -> Step:
         (second,) = torch.autograd.grad(first[:, 0].sum(), at, create_graph=True)
         return ((first[:, 1:] - second[:, :1] + u**3 - u) ** 2).mean()
 
-    return _trained(model, loss_of)
+    return trained(model, loss_of)
 
 
 def recurrent(steps: int) -> Step:
@@ -65,7 +66,7 @@ def recurrent(steps: int) -> Step:
             hidden = cell(each, hidden)
         return F.mse_loss(head(hidden), y)
 
-    return _trained(nn.ModuleList([cell, head]), loss_of)
+    return trained(nn.ModuleList([cell, head]), loss_of)
 
 
 def convolutional() -> Step:
@@ -73,7 +74,7 @@ def convolutional() -> Step:
     layers = (nn.Conv2d(1, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 16, 3), nn.ReLU(), nn.Flatten())
     model = nn.Sequential(*layers, nn.Linear(16, 10))
     x, y = torch.randn(32, 1, 8, 8), torch.arange(32) % 10
-    return _trained(model, lambda: F.cross_entropy(model(x), y))
+    return trained(model, lambda: F.cross_entropy(model(x), y))
 
 
 def deep_q() -> Step:
@@ -89,14 +90,14 @@ def deep_q() -> Step:
             wanted = reward + 0.99 * target(after).max(1)[0] * goes_on
         return F.smooth_l1_loss(chosen, wanted)
 
-    return _trained(online, loss_of)
+    return trained(online, loss_of)
 
 
 def tiny_gpt() -> Step:
     """A GPT of 4 layers, 64 wide, on 16 tokens."""
     model = Gpt(GptConfig(vocabulary=65, context=16, layers=4, heads=4, width=64, dropout=0.0))
     tokens = torch.arange(17)[None] % 65
-    return _trained(model, lambda: model(tokens[:, :-1], tokens[:, 1:]))
+    return trained(model, lambda: model(tokens[:, :-1], tokens[:, 1:]))
 
 
 def updates(kind: Callable[..., torch.optim.Optimizer], count: int) -> Step:
