@@ -82,6 +82,7 @@ def _compare(actual: list[Any], expected: list[Any]) -> None:
         if b is None:
             assert a is None, position
             continue
+        assert type(a) is type(b), position
         assert a.dtype == b.dtype, position
         assert a.stride() == b.stride(), position
         assert torch.equal(a, b), f"value {position} differs by {(a - b).abs().max()}"

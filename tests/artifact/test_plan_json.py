@@ -20,6 +20,7 @@ from dovetail.execute.wrapper import wrapper_source
 from dovetail.ir import calling
 from dovetail.ir.calling import (
     AsLeaf,
+    AsParameter,
     CallPlan,
     FlatBytes,
     Formatted,
@@ -159,6 +160,7 @@ PLAN = CallPlan(
     outputs=(
         *map(FromConstant, _CONSTANTS), FromSlot(2), FromInput(1), _VIEW, FromView(1, False, (), True), FromOutput(17),
         Rewritten(_VIEW, 0), AsLeaf(FromSlot(0)), AsLeaf(_VIEW), AsLeaf(Rewritten(_VIEW, 1)),
+        AsParameter(FromSlot(0), False),
     ),
     writes=(
         WriteBack(0, 0, WriteKind.TRACKED), WriteBack(1, 1, WriteKind.HIDDEN, _STEPS[2:]),

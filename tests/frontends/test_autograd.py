@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import dovetail
+from dovetail.errors import UnsupportedOutput
 
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -158,3 +159,19 @@ def test_another_backward_is_recorded_once_per_layout_up_to_the_cap() -> None:
     ):
         result = compiled(x)
         assert torch.equal(torch.autograd.grad(result, x, gradient)[0], torch.autograd.grad(x.exp(), x, gradient)[0])
+
+
+MADE_LEAVES: dict[str, Callable[[Tensor], Any]] = {
+    "itself": lambda made: made * 3,
+    "through a view": lambda made: made[:1].exp(),
+}
+
+
+@pytest.mark.parametrize("name", MADE_LEAVES)
+def test_a_leaf_that_is_made_inside_beside_a_result_computed_from_it_is_refused(name: str) -> None:
+    def program(x: Tensor) -> tuple[Tensor, Tensor]:
+        made = nn.Parameter(x.detach() * 2)
+        return made, MADE_LEAVES[name](made)
+
+    with pytest.raises(UnsupportedOutput, match="a leaf that it makes"):
+        dovetail.compile(program)(torch.ones(2))

@@ -23,6 +23,7 @@ from dovetail.errors import NotSerializable
 from dovetail.ir import calling
 from dovetail.ir.calling import (
     AsLeaf,
+    AsParameter,
     CallPlan,
     FlatBytes,
     FromConstant,
@@ -136,7 +137,7 @@ def _codings() -> Mapping[str, Coding]:
     simple = (FromConstant, FromSlot, FromInput, FromView, FromOutput, Rewritten)
     # The tensor of an `AsLeaf` rule.
     table["OutputRule"] = Records("rule", (FromSlot, FromInput, FromView, Rewritten), table).coding()
-    table["tuple[OutputRule, ...]"] = tuple_of(Records("rule", (*simple, AsLeaf), table).coding())
+    table["tuple[OutputRule, ...]"] = tuple_of(Records("rule", (*simple, AsLeaf, AsParameter), table).coding())
     table["tuple[WriteBack, ...]"] = tuple_of(Records("rule", (calling.WriteBack,), table).coding())
     table["tuple[InputRule, ...]"] = tuple_of(Records("rule", (FlatBytes, ViewBase), table).coding())
     table["tuple[MetadataChange, ...]"] = tuple_of(Records("rule", (calling.MetadataChange,), table).coding())
@@ -181,7 +182,7 @@ def _check_gradients(plan: CallPlan, program: Program) -> None:
         if flag.requires_grad and not (dtype.is_floating_point or dtype.is_complex):
             raise ValueError(f"input {flag.input} is of {dtype}, and cannot require gradients")
     for rule in plan.outputs:
-        if isinstance(rule, AsLeaf):
+        if isinstance(rule, AsLeaf) and getattr(rule, "requires_grad", True):
             dtype = _tensor_of(rule.of, plan, program).dtype
             if not (dtype.is_floating_point or dtype.is_complex):
                 raise ValueError(f"a result is of {dtype}, and cannot require gradients")

@@ -21,6 +21,7 @@ from dovetail.capture.recorder import Recorder
 from dovetail.errors import GradientAccess, UnsupportedInputMutation, UnsupportedOutput
 from dovetail.ir.calling import (
     AsLeaf,
+    AsParameter,
     CallPlan,
     FromConstant,
     FromInput,
@@ -123,6 +124,7 @@ def analyse_outputs(
     for place, result in enumerate(results):
         first = place_of.setdefault(id(result), place) if isinstance(result, torch.Tensor) else place
         rules.append(_rule_for(result, shared, builder) if first == place else FromOutput(first))
+    _refuse_made_leaf_beside(results, builder)
     backs = []
     for index, kind in changes.writes.items():
         tracked = kind is WriteKind.TRACKED
@@ -253,7 +255,26 @@ def _rule_for(result: object, shared: Mapping[int, list[list[Value]]], builder: 
     if id(result) in builder.input_of:
         return FromInput(builder.input_of[id(result)])
     rule = (_wrapper_rule if is_wrapper(result) else _tensor_rule)(result, shared, builder)
-    return AsLeaf(rule) if result.requires_grad and not _has_gradient(result, builder) else rule
+    is_made = result.requires_grad and not _has_gradient(result, builder)
+    if isinstance(result, torch.nn.Parameter):
+        return AsParameter(rule, result.requires_grad)
+    return AsLeaf(rule) if is_made else rule
+
+
+def _refuse_made_leaf_beside(results: Sequence[object], builder: _Builder) -> None:
+    """Refuse results that a gradient would reach from another result: a call makes each of them by itself."""
+    tensors = [x for x in results if isinstance(x, torch.Tensor) and x.requires_grad and id(x) not in builder.input_of]
+    made = {id(x) for x in tensors if x.is_leaf}
+    left = [x.grad_fn for x in tensors] if made else []
+    seen = set[Any]()
+    while left:
+        node: Any = left.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if id(getattr(node, "variable", None)) in made:
+            raise UnsupportedOutput(what="a leaf that it makes, and a result that is computed from it")
+        left += [following for following, _ in node.next_functions]
 
 
 def _tensor_rule(result: torch.Tensor, shared: Mapping[int, list[list[Value]]], builder: _Builder) -> OutputRule:

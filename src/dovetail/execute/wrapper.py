@@ -35,6 +35,7 @@ from dovetail.errors import UnsupportedOutput
 from dovetail.execute.shared_bytes import flat_bytes, followed, withdraw_announcement
 from dovetail.ir.calling import (
     AsLeaf,
+    AsParameter,
     CallPlan,
     Formatted,
     FromConstant,
@@ -238,7 +239,7 @@ class _WrapperWriter:
         if isinstance(rule, Rewritten):
             return f"graft({self._output(rule.view)}.detach(), outs[{rule.slot}])"
         if isinstance(rule, AsLeaf):
-            return f"{self._output(rule.of)}.detach().requires_grad_()"
+            return self._leaf(rule)
         if isinstance(rule, FromOutput):
             return f"{self.result}{rule.output}"
         if isinstance(rule, Rebuilt):
@@ -250,6 +251,12 @@ class _WrapperWriter:
         elif not rule.steps:
             text = f"torch.ops.aten.alias.default({text})"
         return self._viewed(text, rule.steps)
+
+    def _leaf(self, rule: AsLeaf) -> str:
+        text = f"{self._output(rule.of)}.detach()"
+        if isinstance(rule, AsParameter):
+            return f"torch.nn.Parameter({text}, {rule.requires_grad})"
+        return f"{text}.requires_grad_()"
 
     def _of_step(self, rule: WithLook | Formatted) -> str:
         if isinstance(rule, Formatted):

@@ -90,6 +90,13 @@ class AsLeaf:
 
 
 @dataclass(frozen=True, slots=True)
+class AsParameter(AsLeaf):
+    """The same as a parameter, which may require no gradients."""
+
+    requires_grad: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Rebuilt:
     """A wrapper put together of other results, outside autograd."""
 

@@ -98,7 +98,7 @@ def _renumbered(rule: OutputRule, place: Mapping[int, int]) -> OutputRule:
     if isinstance(rule, FromView):
         return replace(rule, base=place[rule.base]) if rule.of_input else rule
     if isinstance(rule, AsLeaf):
-        return AsLeaf(_renumbered(rule.of, place))
+        return replace(rule, of=_renumbered(rule.of, place))
     if isinstance(rule, Rewritten):
         view = _renumbered(rule.view, place)
         assert isinstance(view, FromView | Rebuilt), "a view stays a view"
