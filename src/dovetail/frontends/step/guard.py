@@ -101,8 +101,8 @@ class StepGuard:
         return tensors
 
     def given(self, leaves: Sequence[Any]) -> Sequence[Any]:
-        """The arguments, and tensors that are read like these."""
-        return [*leaves, *(read() for read in self.bindings.kept)] if self.kept else leaves
+        """The arguments, and tensors that are read like these; None for those that are gone."""
+        return [*leaves, *map(_held, self.bindings.kept)] if self.kept else leaves
 
     def is_kept_by_state(self, leaves: Sequence[Any], structure: Structure) -> bool:
         """Whether it is not the arguments that keep a call from the program, but what else the step reaches."""
@@ -161,6 +161,13 @@ class StepGuard:
         if not all(path in held for path in self.state if path):
             return None
         return [held[path] if path else NOTHING for path in self.state]
+
+
+def _held(read: Callable[[], Any]) -> Any:
+    try:
+        return read()
+    except (LookupError, AttributeError, TypeError):  # what held it is of another form now
+        return None
 
 
 def _short(value: object) -> str:
