@@ -172,3 +172,18 @@ def test_texts_of_numbers_that_a_program_computes_are_refused(name: str) -> None
     with pytest.raises(DovetailError, match="text of a tensor's numbers"):
         dovetail.compile(lambda x: OF_NUMBERS[name](x * 2, kept))(torch.ones(2))
     assert kept == []
+
+
+def _is_captured() -> bool:
+    try:
+        return bool(torch.cuda.is_current_stream_capturing())  # raises where torch was built without CUDA
+    except RuntimeError:
+        return False
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_question_that_raises_is_not_asked_before_calls(door: Any) -> None:
+    compiled = door(lambda x: x.mul(3.0) if _is_captured() else x.mul(2.0))
+    for number in range(3):
+        assert compiled(torch.full((2,), float(number))).tolist() == [2.0 * number] * 2
+    assert compiled.stats.captures == 1

@@ -26,7 +26,7 @@ from dovetail.reach.outside import RANDOM, Verdict, judge
 from dovetail.reach.values import is_a
 from dovetail.torch_compat.control_flow import GIVES_TO_DYNAMO
 from dovetail.torch_compat.dynamo import is_running_plainly, not_traced
-from dovetail.torch_compat.settings import print_options, setting_functions, tells_setting, told_by
+from dovetail.torch_compat.settings import print_options, setting_functions, tells_nothing, tells_setting, told_by
 
 _TORCH = torch.__file__.rpartition("/")[0]
 _NUMPY = np.__file__.rpartition("/")[0]
@@ -202,7 +202,9 @@ class Frames:
         if asked is print_options:  # whoever writes a tensor while a call is recorded does it for that
             on_answer(asked, asked())
         elif asked is not None and self._role_of(frame.f_back or frame) is Role.USERS:
-            on_answer(asked, result)
+            has_told = result is not None or tells_nothing(asked)  # one that raises ends with None as well
+            if has_told:
+                on_answer(asked, result)
 
     def _judged(self, function: Any) -> Verdict:
         owner = function.__self__

@@ -110,6 +110,14 @@ def told_by(frame: FrameType) -> Callable[[], Any] | None:
     return found if isinstance(found, FunctionType) and found.__code__ is code else None
 
 
+def tells_nothing(asked: Callable[[], Any]) -> bool:
+    """Whether a function of those that `told_by` gives answers None, and does not raise."""
+    try:
+        return asked() is None
+    except Exception:  # it is not for this machine
+        return False
+
+
 def _may_tell(name: str) -> bool:
     name = name.lstrip("_")
     return name.startswith(_PREFIXES) and name not in _NO_SETTINGS

@@ -90,10 +90,21 @@ def check_told_by() -> str | None:
     )
 
 
+def _fails() -> None:
+    raise RuntimeError
+
+
+def check_tells_nothing() -> str | None:
+    """None is told from other answers, and from errors."""
+    asked: list[Callable[[], Any]] = [lambda: None, lambda: 0, _fails]
+    return first_difference(("answers None", [settings.tells_nothing(x) for x in asked], [True, False, False]))
+
+
 CHECKS = (
     check_setting_functions,
     check_setting_of,
     check_print_options,
     check_tells_setting,
     check_told_by,
+    check_tells_nothing,
 )
