@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from functools import partial
 from typing import Any
 
 from dovetail.capture.ambient_modes import ambient_modes
@@ -48,7 +49,8 @@ class _BoundSlots:
             if slot.container.rank != SCHEDULER and not self._is_input(array):
                 self._add_container(array, slot.label)
         hooks = HookGuard([x for key, x in walk.tensors.items() if key not in self._moving], walk.hooks_registered)
-        found.asked = {hooks.holds: True, _AreModes(modes): True}
+        partials = [container.item for container in walk.containers if is_a(container.item, partial)]
+        found.asked = {hooks.holds: True, _AreModes(modes): True, **dict.fromkeys(map(_IsPartial, partials), True)}
         return found
 
     def _is_input(self, array: Any) -> bool:
@@ -115,6 +117,22 @@ class _BoundSlots:
         return (
             container.values if inputs is None else [inputs.get(n, value) for n, value in enumerate(container.values)]
         )
+
+
+class _IsPartial:
+    """Asks whether a partial is made of the objects of which it was: its `__setstate__` gives it others."""
+
+    def __init__(self, item: partial[Any]) -> None:
+        self._item = item
+        self._parts = item.func, item.args, item.keywords
+
+    def __call__(self) -> bool:
+        function, arguments, keywords = self._parts
+        item = self._item
+        return item.func is function and item.args is arguments and item.keywords is keywords
+
+    def __repr__(self) -> str:
+        return "the parts of a functools.partial"
 
 
 class _AreModes:
