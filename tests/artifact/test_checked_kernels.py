@@ -101,3 +101,42 @@ def test_kernels_that_trust_shapes_are_checked() -> None:
     with pytest.raises(RefusedOperands, match="another size"):
         fourier(torch.ones(4, 3, dtype=torch.complex64), [1], 0, 1 << 20)
     assert fourier(torch.ones(4, 3, dtype=torch.complex64), [1], 0, 4).shape == (4, 4)
+
+
+def test_attention_is_checked() -> None:
+    attend = checked(aten._native_multi_head_attention.default)
+    assert attend is not None
+    layer = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+    x = torch.rand(3, 5, 8)
+    hidden = torch.rand(3, 5) > 0.5
+    hidden[:, 0] = False
+    weights = [w.detach() for w in (layer.in_proj_weight, layer.in_proj_bias, *layer.out_proj.parameters())]
+    for mask, kind in ((None, None), (hidden, 1), (torch.ones(5, 5).triu(1).bool(), 0)):
+        call = (x, x, x, 8, 2, *weights, mask, True, True, kind)
+        for found, expected in zip(attend(*call), aten._native_multi_head_attention(*call), strict=True):
+            assert torch.equal(found, expected)
+    wrong = {
+        "another width": (x[..., :4], x, x, 8, 2, *weights),
+        "key has another shape": (x, x[:, :2], x, 8, 2, *weights),
+        "value has another shape": (x, x, x[:1], 8, 2, *weights),
+        "qkv_weight has another shape": (x, x, x, 8, 2, weights[0][:9], *weights[1:]),
+        "proj_bias has another shape": (x, x, x, 8, 2, *weights[:3], weights[3][:1]),
+        "qkv_bias has another dtype": (x, x, x, 8, 2, weights[0], weights[1].double(), *weights[2:]),
+        "mask does not fit": (x, x, x, 8, 2, *weights, hidden[:1], True, True, 1),
+        "mask is of another kind": (x, x, x, 8, 2, *weights, hidden, True, True, 2),
+        "mask is not of booleans": (x, x, x, 8, 2, *weights, hidden.float(), True, True, 1),
+    }
+    for reason, call in wrong.items():
+        with pytest.raises(RefusedOperands, match=reason):
+            attend(*call)
+
+
+def test_fake_quantization_is_checked() -> None:
+    quantize = checked(aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default)
+    assert quantize is not None
+    x, scale, zero, is_on = torch.rand(4), torch.tensor([0.1]), torch.tensor([3], dtype=torch.int32), torch.tensor([1])
+    found = quantize(x, scale, zero, is_on, 0, 255)[0]
+    assert torch.equal(found, torch.fake_quantize_per_tensor_affine(x, scale, zero, 0, 255))
+    for wrong in ((scale[:0], zero, is_on), (scale, zero[:0], is_on), (scale, zero, is_on[:0]), (scale, is_on, is_on)):
+        with pytest.raises(RefusedOperands, match="not"):
+            quantize(x, *wrong, 0, 255)

@@ -16,25 +16,17 @@ import torch
 from dovetail.errors import RefusedOperands
 from dovetail.ir.prim import Prim
 from dovetail.ops.bounded import BOUNDED
+from dovetail.ops.layer_preconditions import Refused, attention_layer, encoder_layer, one_of_each, require
 from dovetail.ops.prims import InGradMode
 from dovetail.torch_compat.dispatch import Overload, schema_of
 
 Check = Callable[[Mapping[str, Any]], None]
 
 
-def _require(holds: bool, reason: str) -> None:
-    if not holds:
-        raise _Refused(reason)
-
-
-class _Refused(Exception):
-    pass
-
-
 def _same_shape(*names: str) -> Check:
     def check(given: Mapping[str, Any]) -> None:
         shapes = {tuple(given[name].shape) for name in names if given.get(name) is not None}
-        _require(len(shapes) <= 1, f"{', '.join(names)} have other shapes")
+        require(len(shapes) <= 1, f"{', '.join(names)} have other shapes")
 
     return check
 
@@ -43,14 +35,14 @@ def _within(indices: torch.Tensor, count: int, what: str) -> None:
     """Every index is one of `count`."""
     if indices.numel():
         lowest, highest = torch.aminmax(indices)
-        _require(int(lowest) >= 0 and int(highest) < count, f"an index in {what} is not within {count}")
+        require(int(lowest) >= 0 and int(highest) < count, f"an index in {what} is not within {count}")
 
 
 def _of_length(given: Mapping[str, Any], names: Sequence[str], length: int) -> None:
     for name in names:
         is_unread = name.startswith("save_") and given.get("train") is False  # then the running ones are read
         if given.get(name) is not None and not (is_unread and not given[name].numel()):
-            _require(given[name].numel() == length, f"{name} does not have {length} elements")
+            require(given[name].numel() == length, f"{name} does not have {length} elements")
 
 
 # --- pooling ----------------------------------------------------------------------------------------------------------
@@ -58,9 +50,9 @@ def _of_length(given: Mapping[str, Any], names: Sequence[str], length: int) -> N
 
 def _pooled(given: Mapping[str, Any], dims: int) -> None:
     grad, source = given["grad_output"], given["self"]
-    _require(grad.dim() == source.dim() and grad.dim() in (dims + 1, dims + 2), "the gradient has another rank")
-    _require(grad.shape[:-dims] == source.shape[:-dims], "the gradient has another number of planes")
-    _require(grad.dtype == source.dtype, "the gradient has another dtype")
+    require(grad.dim() == source.dim() and grad.dim() in (dims + 1, dims + 2), "the gradient has another rank")
+    require(grad.shape[:-dims] == source.shape[:-dims], "the gradient has another number of planes")
+    require(grad.dtype == source.dtype, "the gradient has another dtype")
 
 
 def _adaptive_average(dims: int) -> Check:
@@ -74,7 +66,7 @@ def _average(dims: int) -> Check:
         _pooled(given, dims)
         names = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
         made = forward(given["self"].to("meta"), *[given[name] for name in names])
-        _require(made.shape == given["grad_output"].shape, "the gradient has another shape than the result")
+        require(made.shape == given["grad_output"].shape, "the gradient has another shape than the result")
 
     return check
 
@@ -82,8 +74,8 @@ def _average(dims: int) -> Check:
 def _maximum(dims: int) -> Check:
     def check(given: Mapping[str, Any]) -> None:
         _pooled(given, dims)
-        _require(given["indices"].shape == given["grad_output"].shape, "there is not one index for each result")
-        _require(given["indices"].dtype == torch.int64, "the indices are not 64-bit integers")
+        require(given["indices"].shape == given["grad_output"].shape, "there is not one index for each result")
+        require(given["indices"].dtype == torch.int64, "the indices are not 64-bit integers")
         _within(given["indices"], math.prod(given["self"].shape[-dims:]), "the result of pooling")
 
     return check
@@ -99,27 +91,27 @@ _PER_CHANNEL = (
 
 def _batch_norm(given: Mapping[str, Any]) -> None:
     source = given["input"]
-    _require(source.dim() >= 2, "the input has no channels")
+    require(source.dim() >= 2, "the input has no channels")
     _of_length(given, _PER_CHANNEL, source.shape[1])
     for name in ("grad_out", "grad_output"):
         if given.get(name) is not None:
-            _require(given[name].shape == source.shape, "the gradient has another shape than the input")
+            require(given[name].shape == source.shape, "the gradient has another shape than the input")
 
 
 def _layer_norm_backward(given: Mapping[str, Any]) -> None:
     source, inner = given["input"], list(given["normalized_shape"])
     rank = source.dim() - len(inner)
-    _require(rank >= 0 and list(source.shape[rank:]) == inner, "the input does not end with the normalized shape")
-    _require(given["grad_out"].shape == source.shape, "the gradient has another shape than the input")
+    require(rank >= 0 and list(source.shape[rank:]) == inner, "the input does not end with the normalized shape")
+    require(given["grad_out"].shape == source.shape, "the gradient has another shape than the input")
     _of_length(given, ("mean", "rstd"), math.prod(source.shape[:rank]))
     _of_length(given, ("weight", "bias"), math.prod(inner))
 
 
 def _group_norm(given: Mapping[str, Any]) -> None:
     source, group = given["input"], given["group"]
-    _require(group > 0 and given["C"] % group == 0, "the groups do not divide the channels")
+    require(group > 0 and given["C"] % group == 0, "the groups do not divide the channels")
     sizes = (given["N"], given["C"], given["HxW"])
-    _require(min(sizes) >= 0 and math.prod(sizes) == source.numel(), "the input does not have the declared size")
+    require(min(sizes) >= 0 and math.prod(sizes) == source.numel(), "the input does not have the declared size")
     _of_length(given, ("weight", "bias"), given["C"])
     _of_length(given, ("mean", "rstd"), given["N"] * group)
     _same_shape("grad_out", "input")(given)
@@ -132,38 +124,38 @@ def _nll_loss_backward(given: Mapping[str, Any]) -> None:
     scores, target = given["self"], given["target"]
     channel = 0 if scores.dim() == 1 else 1
     outer = [size for dim, size in enumerate(scores.shape) if dim != channel]
-    _require(scores.dim() in (1, 2, 4) and list(target.shape) == outer, "the target has another shape than the scores")
+    require(scores.dim() in (1, 2, 4) and list(target.shape) == outer, "the target has another shape than the scores")
     _of_length(given, ("weight",), scores.shape[channel])
     _of_length(given, ("total_weight",), 1)
     grad = given["grad_output"]
-    _require(grad.numel() == (target.numel() if given["reduction"] == 0 else 1), "the gradient has another size")
+    require(grad.numel() == (target.numel() if given["reduction"] == 0 else 1), "the gradient has another size")
     classes = torch.where(target == given["ignore_index"], 0, target)
     _within(classes, scores.shape[channel], "the target")
 
 
 def _embedding_backward(given: Mapping[str, Any]) -> None:
     grad, indices = given["grad_output"], given["indices"]
-    _require(grad.shape[:-1] == indices.shape and grad.dim() > 0, "there is not one row of the gradient for each index")
-    _require(given["num_weights"] >= 0, "there are no weights")
+    require(grad.shape[:-1] == indices.shape and grad.dim() > 0, "there is not one row of the gradient for each index")
+    require(given["num_weights"] >= 0, "there are no weights")
     _within(indices, given["num_weights"], "the embedding")
 
 
 def _embedding_bag(given: Mapping[str, Any]) -> None:
     weight, indices, offsets = given["weight"], given["indices"], given["offsets"]
-    _require(weight.dim() == 2 and indices.dim() == offsets.dim() == 1, "an operand has another rank")
-    _require(not (indices.dtype.is_floating_point or offsets.dtype.is_floating_point), "the indices are not integers")
-    _require(0 <= given["mode"] <= 2, "there is no such mode")
+    require(weight.dim() == 2 and indices.dim() == offsets.dim() == 1, "an operand has another rank")
+    require(not (indices.dtype.is_floating_point or offsets.dtype.is_floating_point), "the indices are not integers")
+    require(0 <= given["mode"] <= 2, "there is no such mode")
     _within(indices, weight.shape[0], "the embedding")
-    _require(-1 <= given["padding_idx"] < weight.shape[0], "the index for padding is not within the embedding")
+    require(-1 <= given["padding_idx"] < weight.shape[0], "the index for padding is not within the embedding")
     bags = offsets.numel() - bool(given["include_last_offset"])
-    _require(bags > 0 or (bags == 0 and not indices.numel()), "there are no bags")
+    require(bags > 0 or (bags == 0 and not indices.numel()), "there are no bags")
     if offsets.numel():
-        _require(int(offsets[0]) == 0 and int(offsets[-1]) <= indices.numel(), "the bags are not within the indices")
-        _require(bool((offsets[1:] >= offsets[:-1]).all()), "a bag ends before it begins")
+        require(int(offsets[0]) == 0 and int(offsets[-1]) <= indices.numel(), "the bags are not within the indices")
+        require(bool((offsets[1:] >= offsets[:-1]).all()), "a bag ends before it begins")
     weights = given.get("per_sample_weights")
     if weights is not None:
-        _require(weights.shape == indices.shape, "there is not one weight for each index")
-        _require(weights.dtype == weight.dtype, "the dtypes differ")
+        require(weights.shape == indices.shape, "there is not one weight for each index")
+        require(weights.dtype == weight.dtype, "the dtypes differ")
 
 
 # --- others -----------------------------------------------------------------------------------------------------------
@@ -171,61 +163,61 @@ def _embedding_bag(given: Mapping[str, Any]) -> None:
 
 def _grid_backward(given: Mapping[str, Any]) -> None:
     source, grid, grad = given["input"], given["grid"], given["grad_output"]
-    _require(source.dim() == grid.dim() == grad.dim(), "the gradient has another rank")
+    require(source.dim() == grid.dim() == grad.dim(), "the gradient has another rank")
     expected = (*source.shape[:2], *grid.shape[1:-1])
-    _require(source.shape[0] == grid.shape[0] and tuple(grad.shape) == expected, "the gradient has another shape")
-    _require(grid.shape[-1] == grid.dim() - 2, "the grid has another number of coordinates")
-    _require(source.dtype == grid.dtype == grad.dtype, "the dtypes differ")
+    require(source.shape[0] == grid.shape[0] and tuple(grad.shape) == expected, "the gradient has another shape")
+    require(grid.shape[-1] == grid.dim() - 2, "the grid has another number of coordinates")
+    require(source.dtype == grid.dtype == grad.dtype, "the dtypes differ")
 
 
 def _attention(given: Mapping[str, Any]) -> None:
     query, key, value = given["query"], given["key"], given["value"]
-    _require(query.dim() == key.dim() == value.dim() == 4, "queries, keys and values do not have four dimensions")
-    _require(query.shape[0] == key.shape[0] and key.shape[:2] == value.shape[:2], "they have other numbers of heads")
+    require(query.dim() == key.dim() == value.dim() == 4, "queries, keys and values do not have four dimensions")
+    require(query.shape[0] == key.shape[0] and key.shape[:2] == value.shape[:2], "they have other numbers of heads")
     heads, shared = query.shape[1], key.shape[1]  # several heads of queries may share keys and values
     divides = shared > 0 and heads % shared == 0 and "logsumexp" not in given
-    _require(heads == shared or divides, "they have other numbers of heads")
-    _require(query.shape[3] == key.shape[3] == value.shape[3], "they have other lengths")
-    _require(key.shape[2] == value.shape[2], "there is not one key for each value")
+    require(heads == shared or divides, "they have other numbers of heads")
+    require(query.shape[3] == key.shape[3] == value.shape[3], "they have other lengths")
+    require(key.shape[2] == value.shape[2], "there is not one key for each value")
     mask = given.get("attn_mask")
     if mask is not None:
         full = (*query.shape[:3], key.shape[2])
         shape = (1,) * (4 - mask.dim()) + tuple(mask.shape)
         fits = len(shape) == 4 and all(a in (1, b) for a, b in zip(shape, full, strict=True))
-        _require(fits, "the mask does not fit")
+        require(fits, "the mask does not fit")
     if "logsumexp" in given:
-        _require(given["logsumexp"].shape == query.shape[:3], "the saved sums have another shape")
-        _require(given["grad_out"].shape == given["out"].shape == query.shape, "the gradient has another shape")
-        _require(given["grad_out"].dtype == given["out"].dtype == query.dtype, "the dtypes differ")
+        require(given["logsumexp"].shape == query.shape[:3], "the saved sums have another shape")
+        require(given["grad_out"].shape == given["out"].shape == query.shape, "the gradient has another shape")
+        require(given["grad_out"].dtype == given["out"].dtype == query.dtype, "the dtypes differ")
 
 
 def _fourier(given: Mapping[str, Any]) -> None:
     source, dims = given["self"], list(given["dim"])
     rank = source.dim()
-    _require(all(-rank <= dim < rank for dim in dims), "a dimension is not one of the input's")
-    _require(len({dim % rank for dim in dims}) == len(dims), "a dimension occurs twice")
-    _require(0 <= given["normalization"] <= 2, "there is no such normalization")
+    require(all(-rank <= dim < rank for dim in dims), "a dimension is not one of the input's")
+    require(len({dim % rank for dim in dims}) == len(dims), "a dimension occurs twice")
+    require(0 <= given["normalization"] <= 2, "there is no such normalization")
     if "last_dim_size" in given:
         last = given["last_dim_size"]
-        _require(bool(dims) and last >= 1, "there is no last dimension")
-        _require(source.shape[dims[-1]] == last // 2 + 1, "the last dimension has another size")
+        require(bool(dims) and last >= 1, "there is no last dimension")
+        require(source.shape[dims[-1]] == last // 2 + 1, "the last dimension has another size")
 
 
 def _rnn_layer(given: Mapping[str, Any]) -> None:
     source, hidden = given["input"], given["hidden_size"]
-    _require(source.dim() == 3 and hidden > 0, "the input does not have three dimensions")
-    _require(given["mode"] in (2, 3), "there is no such cell")
+    require(source.dim() == 3 and hidden > 0, "the input does not have three dimensions")
+    require(given["mode"] in (2, 3), "there is no such cell")
     rows = hidden * (4 if given["mode"] == 2 else 3)
     batch = source.shape[1]  # time comes first here, whatever the module was given
     wanted = {"weight0": (rows, source.shape[2]), "weight1": (rows, hidden)}
     for name, shape in wanted.items():
-        _require(tuple(given[name].shape) == shape, f"{name} has another shape")
+        require(tuple(given[name].shape) == shape, f"{name} has another shape")
     if given["has_biases"]:
         _of_length(given, ("weight2", "weight3"), rows)
     _of_length(given, ("hx_", "cx_"), batch * hidden)
     floats = [given[name] for name in ("input", "weight0", "weight1", "weight2", "weight3", "hx_", "cx_")]
-    _require(len({item.dtype for item in floats if item is not None}) == 1, "the dtypes differ")
-    _require(not given["batch_sizes"], "sequences are packed")
+    require(len({item.dtype for item in floats if item is not None}) == 1, "the dtypes differ")
+    require(not given["batch_sizes"], "sequences are packed")
 
 
 def _recurrent_layer(given: Mapping[str, Any]) -> None:
@@ -235,55 +227,32 @@ def _recurrent_layer(given: Mapping[str, Any]) -> None:
     directions = 2 if given["bidirectional"] else 1
     count = given["num_layers"] * directions
     each = 4 if given["has_biases"] else 2
-    _require(source.dim() == 3 and source.numel() > 0, "the input does not have three dimensions, or is empty")
-    _require(0 < count <= len(weights) and len(weights) in (each * count, (each + 1) * count), "weights are missing")
-    _require(not (given["train"] and given["dropout"] > 0), "it has dropout")
+    require(source.dim() == 3 and source.numel() > 0, "the input does not have three dimensions, or is empty")
+    require(0 < count <= len(weights) and len(weights) in (each * count, (each + 1) * count), "weights are missing")
+    require(not (given["train"] and given["dropout"] > 0), "it has dropout")
     is_projected = len(weights) == (each + 1) * count
     batch, width = source.shape[0 if given["batch_first"] else 1], weights[1].shape[-1]
     rows = weights[0].shape[0]
-    _require(hx[-1].shape[-1] > 0, "a state is empty")
+    require(hx[-1].shape[-1] > 0, "a state is empty")
     gates, odd = divmod(rows, hx[-1].shape[-1])
-    _require(all(state.dim() == 3 and state.shape[:2] == (count, batch) for state in hx), "a state has another shape")
-    _require(hx[0].shape[2] == width and odd == 0, "a state has another width")
-    _require(gates == given["gates"] and len(hx) == (2 if gates == 4 else 1), "the weights have other rows")
-    _require(not is_projected or gates == 4, "only an LSTM projects")
+    require(all(state.dim() == 3 and state.shape[:2] == (count, batch) for state in hx), "a state has another shape")
+    require(hx[0].shape[2] == width and odd == 0, "a state has another width")
+    require(gates == given["gates"] and len(hx) == (2 if gates == 4 else 1), "the weights have other rows")
+    require(not is_projected or gates == 4, "only an LSTM projects")
     for place in range(count):
         own = weights[place * (each + is_projected) : (place + 1) * (each + is_projected)]
         below = source.shape[2] if place < directions else width * directions
         wanted: list[tuple[int, ...]] = [(rows, below), (rows, width)]
         wanted += [(rows,), (rows,)] if each == 4 else []
         wanted += [(width, hx[-1].shape[2])] if is_projected else []
-        _require([tuple(weight.shape) for weight in own] == wanted, f"weights of layer {place} have other shapes")
+        require([tuple(weight.shape) for weight in own] == wanted, f"weights of layer {place} have other shapes")
     floats = [source, *hx, *weights]
-    _require(len({item.dtype for item in floats}) == 1 and source.dtype.is_floating_point, "the dtypes differ")
-    _require(len({item.device for item in floats}) == 1, "the devices differ")
+    require(len({item.dtype for item in floats}) == 1 and source.dtype.is_floating_point, "the dtypes differ")
+    require(len({item.device for item in floats}) == 1, "the devices differ")
 
 
 def _cells(gates: int) -> Check:
     return lambda given: _recurrent_layer({**given, "gates": gates})
-
-
-def _encoder_layer(given: Mapping[str, Any]) -> None:
-    width, heads = given["embed_dim"], given["num_heads"]
-    source = given["src"]
-    _require(
-        source.dim() == 3 and source.shape[2] == width and heads > 0 and width % heads == 0,
-        "the input has another width",
-    )
-    inner = given["ffn_bias_1"].numel()
-    wanted: dict[str, tuple[int, ...]] = {
-        **{"qkv_weight": (3 * width, width), "qkv_bias": (3 * width,), "proj_weight": (width, width)},
-        **{"ffn_weight_1": (inner, width), "ffn_bias_1": (inner,), "ffn_weight_2": (width, inner)},
-        **dict.fromkeys(("proj_bias", "norm_weight_1", "norm_bias_1", "norm_weight_2", "norm_bias_2"), (width,)),
-        "ffn_bias_2": (width,),
-    }
-    for name, shape in wanted.items():
-        _require(tuple(given[name].shape) == shape, f"{name} has another shape")
-        _require(given[name].dtype == source.dtype, f"{name} has another dtype")
-    mask, size = given.get("mask"), source.shape[:2]
-    if mask is not None:
-        shapes = {(size[1], size[1]), tuple(size), (size[0], heads, size[1], size[1])}
-        _require(tuple(mask.shape) in shapes, "the mask does not fit")
 
 
 def _of_forward(forward: Overload, *names: str, grad: str = "grad_output", source: str = "self") -> Check:
@@ -291,8 +260,8 @@ def _of_forward(forward: Overload, *names: str, grad: str = "grad_output", sourc
 
     def check(given: Mapping[str, Any]) -> None:
         made = forward(given[source].to("meta"), *[given[name] for name in names])
-        _require(made.shape == given[grad].shape, "the gradient has another shape than the result")
-        _require(made.dtype == given[grad].dtype, "the gradient has another dtype than the result")
+        require(made.shape == given[grad].shape, "the gradient has another shape than the result")
+        require(made.dtype == given[grad].dtype, "the gradient has another dtype than the result")
 
     return check
 
@@ -300,15 +269,15 @@ def _of_forward(forward: Overload, *names: str, grad: str = "grad_output", sourc
 def _unfold_backward(given: Mapping[str, Any]) -> None:
     whole = torch.empty(given["input_sizes"], device="meta")
     made = whole.unfold(given["dim"], given["size"], given["step"])
-    _require(made.shape == given["grad_in"].shape, "the gradient has another shape than the result")
+    require(made.shape == given["grad_in"].shape, "the gradient has another shape than the result")
 
 
 def _pivots(given: Mapping[str, Any]) -> None:
     pivots = given["pivots"] if "pivots" in given else given["LU_pivots"]
     whole = next(given[name] for name in ("LU", "LD", "LU_data") if name in given)
-    _require(whole.dim() >= 2 and pivots.dtype == torch.int32, "there are no pivots")
-    _require(pivots.shape[:-1] == whole.shape[:-2], "there is not one set of pivots for each matrix")
-    _require(pivots.shape[-1] == min(whole.shape[-2:]), "there is not one pivot for each row")
+    require(whole.dim() >= 2 and pivots.dtype == torch.int32, "there are no pivots")
+    require(pivots.shape[:-1] == whole.shape[:-2], "there is not one set of pivots for each matrix")
+    require(pivots.shape[-1] == min(whole.shape[-2:]), "there is not one pivot for each row")
     _within(pivots.abs() - 1, whole.shape[-2], "the pivots")
 
 
@@ -352,8 +321,9 @@ _CHECKS: dict[str, Check] = {
     **dict.fromkeys(("_fft_c2c", "_fft_r2c", "_fft_c2r"), _fourier),
     "mkldnn_rnn_layer": _rnn_layer,
     **{"gru": _cells(3), "lstm": _cells(4), "rnn_tanh": _cells(1), "rnn_relu": _cells(1)},
-    "_transformer_encoder_layer_fwd": _encoder_layer,
-    "_foreach_copy": lambda given: _require(len(given["src"]) <= len(given["self"]), "the second list is longer"),
+    **{"_transformer_encoder_layer_fwd": encoder_layer, "_native_multi_head_attention": attention_layer},
+    "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams": one_of_each,
+    "_foreach_copy": lambda given: require(len(given["src"]) <= len(given["self"]), "the second list is longer"),
 }
 CHECKED_OPERATORS = frozenset(_CHECKS)
 
@@ -395,6 +365,6 @@ class _Checked:
             given = {**self._defaults, **dict(zip(self._names, args, strict=False)), **kwargs}
             try:
                 self._check(given)
-            except (_Refused, RuntimeError, IndexError, TypeError, AttributeError, KeyError, ValueError) as error:
+            except (Refused, RuntimeError, IndexError, TypeError, AttributeError, KeyError, ValueError) as error:
                 raise RefusedOperands(operator=str(self._op), reason=str(error)) from error
         return self._target(*args, **kwargs)

@@ -211,11 +211,16 @@ def test_a_call_with_two_tensors_where_only_one_can_be_recorded() -> None:
         frozen(X, Y)
 
 
-def test_attention_over_one_tensor_takes_the_way_that_eager_takes() -> None:
+def test_attention_over_one_tensor_takes_the_way_that_eager_takes(tmp_path: Path) -> None:
     model = nn.MultiheadAttention(32, 4, batch_first=True).eval()
     x = torch.randn(2, 6, 32)
     frozen = dovetail.freeze(model, (x, x, x))
     assert any("native_multi_head_attention" in str(node.target) for node in _program(frozen).nodes)
+    frozen.save(tmp_path / "attention.dovetail")
+    with torch.no_grad():
+        expected = model(x, x, x)
+    for found in (frozen(x, x, x), dovetail.load(tmp_path / "attention.dovetail")(x, x, x)):
+        assert all(map(torch.equal, found, expected))
     y = torch.randn(2, 6, 32)
     with torch.no_grad():
         for wanted, found in zip(model(y, y, y), frozen(y, y, y), strict=True):
