@@ -9,11 +9,19 @@ from typing import Any, TypeAlias
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from dovetail.torch_compat.autograd import profiler_is_running
 from dovetail.torch_compat.fakes import is_fake
 
 _HOOK_TABLES = ("_backward_hooks", "_post_accumulate_grad_hooks")
 HookTable: TypeAlias = "dict[int, Any] | None"
 _TABLES_OF: Callable[[torch.Tensor], tuple[HookTable, HookTable]] = attrgetter(*_HOOK_TABLES)
+
+
+_WEAKLY = "torch holds tensors weakly: for a profile with shapes, say, as long as that is there"
+
+
+class HeldWeakly(RuntimeError):
+    """Something in C++ holds a tensor weakly, so that the object cannot be another one for a while."""
 
 
 def exchange_tensors(tensor: torch.Tensor, other: torch.Tensor) -> None:
@@ -22,9 +30,11 @@ def exchange_tensors(tensor: torch.Tensor, other: torch.Tensor) -> None:
     References to the objects, weak ones included, stay what they are, and so does the `__dict__` of `tensor`: what the
     other one's holds is added for as long. `torch.utils.swap_tensors` does the same for tensors that nobody watches or
     uses otherwise.
-    Raises: ValueError where both have an attribute of one name; RuntimeError where something in C++ holds the tensor
-    weakly, as the cache of autocast does. Nothing has changed then.
+    Raises: ValueError where both have an attribute of one name; HeldWeakly where something in C++ holds the tensor
+    weakly, as the cache of autocast does, and a profiler that records shapes. Nothing has changed then.
     """
+    if profiler_is_running() and _is_noted():  # what is exchanged now could not be exchanged back
+        raise HeldWeakly(_WEAKLY)
     names = attributes_in_common(tensor, other)
     if names:
         raise ValueError(f"both tensors have attributes {names}")
@@ -34,6 +44,17 @@ def exchange_tensors(tensor: torch.Tensor, other: torch.Tensor) -> None:
         _exchange_attributes(tensor, other)
     else:
         tensor.__dict__.update(other.__dict__)
+
+
+def _is_noted() -> bool:
+    """Whether what operators get is held weakly now: a profiler records shapes."""
+    tensor, other = torch.zeros(1, device="cpu"), torch.zeros(1, device="cpu")
+    torch.neg(tensor)
+    try:
+        _exchange(tensor, other)
+    except HeldWeakly:
+        return True
+    return False
 
 
 def exchange_back(tensor: torch.Tensor, other: torch.Tensor) -> None:
@@ -61,7 +82,12 @@ def _exchange_attributes(fake: torch.Tensor, other: torch.Tensor) -> None:
 
 
 def _exchange(tensor: torch.Tensor, other: torch.Tensor) -> None:
-    torch._C._swap_tensor_impl(tensor, other)  # may fail, when nothing has changed
+    try:
+        torch._C._swap_tensor_impl(tensor, other)
+    except RuntimeError as error:  # nothing has changed
+        if "weakrefs" not in str(error):
+            raise
+        raise HeldWeakly(_WEAKLY) from error
     tensor_class: Any = type(tensor)
     other_class: Any = type(other)
     tensor.__class__, other.__class__ = other_class, tensor_class

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import numpy
 import torch
 
 from dovetail.execute.native import cache
@@ -305,7 +306,10 @@ def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 @lru_cache(maxsize=_KEPT)
 def _all_drawn(dtype: torch.dtype, place: int, part: int) -> torch.Tensor:
-    """Elements for the operand at a place: special ones, so that each meets each, and random ones of all magnitudes."""
+    """Elements for the operand at a place: special ones, so that each meets each, and random ones of all magnitudes.
+
+    They are drawn in memory of NumPy's, see `scratch`.
+    """
     info = torch.finfo(dtype)
     zero, tiny = torch.tensor([0.0, info.smallest_normal], dtype=dtype, device="cpu")
     numbers = [0.0, -0.0, 1.0, -1.0, 0.5, float("inf"), -float("inf"), float("nan"), info.max, -info.max]
@@ -315,13 +319,15 @@ def _all_drawn(dtype: torch.dtype, place: int, part: int) -> torch.Tensor:
     assert count**2 == _SPECIAL, "each meets each"
     pairs = torch.arange(_SPECIAL) * 101 % _SPECIAL
     at = (pairs // count, pairs % count, (pairs * 7 + pairs // count) % count)[place % 3]
-    generator = torch.Generator().manual_seed(97 + place + 10 * part)
-    normal = torch.randn(_DRAWN - _SPECIAL, generator=generator, dtype=dtype, device="cpu")
+    generator = numpy.random.default_rng(97 + place + 10 * part)
+    drawn = generator.standard_normal(_DRAWN - _SPECIAL)
     high = 37.0 if dtype is torch.float32 else 300.0
-    powers = (torch.rand(len(normal), generator=generator, dtype=torch.float64, device="cpu") - 0.5) * 2 * high
-    wide = (normal * (10.0**powers)).to(dtype)
-    every = torch.arange(len(normal)) % 4
-    return copied(torch.cat([special[at], torch.where(every == 0, wide, normal)]))
+    drawn[::4] *= 10.0 ** generator.uniform(-high, high, len(drawn[::4]))
+    made = scratch((_DRAWN,), dtype)
+    made[:_SPECIAL] = special[at]
+    with numpy.errstate(over="ignore"):
+        made.numpy()[_SPECIAL:] = drawn
+    return made
 
 
 def _drawn(dtype: torch.dtype, which: tuple[int, int], first: int, size: int) -> torch.Tensor:

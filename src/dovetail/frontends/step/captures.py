@@ -20,7 +20,6 @@ from dovetail.errors import (
     OffloadUnavailable,
     UnsupportedDistributed,
 )
-from dovetail.execute.agreement import OthersUseMore
 from dovetail.frontends.patience import Walks
 from dovetail.frontends.step.attempts import (
     ContainersRead,
@@ -108,9 +107,9 @@ class StepCaptures:
         """The program that was chosen has run: the state that was made for it is there to stay."""
         self._put = []
 
-    def did_not_run(self, error: BaseException | None = None) -> None:
-        """It has not, and nothing was written: all is to be as it was before. error: why, where eager mode goes on."""
-        self._why_eager = str(error) if isinstance(error, OthersUseMore) else self._why_eager
+    def did_not_run(self, why: str = "") -> None:
+        """It has not, and nothing was written: all is to be as it was. why: eager mode goes on, if that is new."""
+        self._why_eager = why or self._why_eager
         take_away(self._put)
         self._put = []
 

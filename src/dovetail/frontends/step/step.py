@@ -26,7 +26,7 @@ from dovetail.errors import (
     OffloadUnavailable,
     RankFailed,
 )
-from dovetail.execute.agreement import Agreement
+from dovetail.execute.agreement import Agreement, OthersUseMore
 from dovetail.execute.step import CompiledStepProgram, NothingWritten
 from dovetail.frontends.statistics import Stats
 from dovetail.frontends.step.captures import StepCaptures
@@ -46,6 +46,7 @@ from dovetail.pipeline.options import Options, resolve_options
 from dovetail.torch_compat.autograd import transform_is_active
 from dovetail.torch_compat.dynamo import not_traced
 from dovetail.torch_compat.modes import function_mode_is_active
+from dovetail.torch_compat.swapping import HeldWeakly
 from dovetail.torch_compat.version import ensure_supported_torch
 
 _Chosen: TypeAlias = tuple[StepVariant, list[torch.Tensor]]
@@ -139,7 +140,12 @@ class CompiledStep:
             tried = list[StepVariant]()
             while True:
                 with RECORDING:
-                    chosen = captures.chosen(call, tried)
+                    try:
+                        chosen = captures.chosen(call, tried)
+                    except HeldWeakly as error:
+                        captures.did_not_run(str(error))
+                        cache.warn(f"{cache.name} runs in eager mode for now, because {error}", stacklevel=2)
+                        chosen = None
                 if chosen is None:
                     return self._run_eager(args, kwargs, agreement)
                 variant, tensors = chosen
@@ -156,7 +162,7 @@ class CompiledStep:
                     captures.missed(variant, miss)
                     tried.append(variant)
                 except NothingWritten as error:  # eager raises what is to be raised
-                    captures.did_not_run(error.__cause__)
+                    captures.did_not_run(str(error.__cause__) if isinstance(error.__cause__, OthersUseMore) else "")
                     return self._run_eager(args, kwargs, agreement)
                 except (OffloadFailed, OffloadUnavailable, CollectivesDiffer, CollectiveFailed, RankFailed):
                     captures.did_not_run()
