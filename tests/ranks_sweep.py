@@ -255,7 +255,8 @@ def outcome_of(rank: int, model: str, kind: str, steps: int, blocks: int = 3) ->
         for what, a, b in zip(("losses", "state", "the generator"), *pair, strict=True):
             if not difference and not same(a, b):
                 difference = f"{what} differ in step {number}"
-    peaks = [measure_peak(step, batches[0]).peak_bytes for step in (eager.step, compiled)]
+    # A thread of gloo may let go of what it has sent a little late.
+    peaks = [min(measure_peak(step, batches[0]).peak_bytes for _ in range(3)) for step in (eager.step, compiled)]
     with _Counting() as counting:
         eager.step(batches[0])
     sent = compiled.explain().bytes_sent / max(1, counting.bytes)

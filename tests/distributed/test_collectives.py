@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import dovetail
 from dovetail.errors import UnsupportedDistributed
+from dovetail.inspect.memory import measure_peak
 from dovetail.ops.collectives import collective_of
+from dovetail.torch_compat.collectives import reduction, start_to_scatter_sums
 from tests.distributed.ranks import Ranks
 from tests.distributed.steps import Trained, compare, optimizer_of
 
@@ -143,6 +146,7 @@ class _Noted(TorchDispatchMode):
 _NAMES = {"allreduce": "all_reduce", "allgather": "all_gather", "allgather_base": "gather_into"}
 _NAMES |= {"reduce_scatter_base": "scatter_from", "alltoall_base": "exchange", "all_gather_into_tensor": "gather_into"}
 _NAMES |= {"reduce_scatter_tensor": "scatter_from", "all_to_all_single": "exchange"}
+_NAMES |= {"scatter_in": "scatter_from", "gather_own": "gather_into"}  # of programs, with the same contents
 
 
 def _short(name: str) -> str:
@@ -180,7 +184,7 @@ def _orders(rank: int, body: Callable[..., Any]) -> tuple[list[str], list[str]]:
     compiled = dovetail.compile_step(other.step)
     compiled(*batch)
     found = [collective_of(node) for node in compiled.program.nodes]
-    return noted.names, [str(op).split(".")[1].strip("_") for op in found if op is not None]
+    return noted.names, [_short(str(op).split(".")[1]) for op in found if op is not None]
 
 
 @pytest.mark.parametrize("body", _BODIES)
@@ -290,3 +294,63 @@ def _single_functions(rank: int) -> list[str]:
         else:
             found.append("")
     return found
+
+
+_TAKEN: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    # with what is whole, and a part of it
+    "all_reduce": lambda whole, _: dist.all_reduce(whole),
+    "broadcast": lambda whole, _: dist.broadcast(whole, 0),
+    "gather into": dist.all_gather_into_tensor,
+    "gather": lambda whole, part: dist.all_gather(list(whole.chunk(dist.get_world_size())), part),
+    "scatter": lambda whole, part: dist.reduce_scatter_tensor(part, whole),
+    "scatter list": lambda whole, part: dist.reduce_scatter(part, list(whole.chunk(dist.get_world_size()))),
+    "exchange": lambda whole, _: dist.all_to_all_single(whole, whole.flip(0)),
+    "exchange lists": lambda whole, _: dist.all_to_all(
+        list(whole.chunk(dist.get_world_size())), list(whole.flip(0).chunk(dist.get_world_size()))
+    ),
+}
+
+
+def _peaks(rank: int, name: str) -> tuple[int, int]:
+    """What a step of one collective takes, and what its program says."""
+    warnings.simplefilter("ignore")
+    size = dist.get_world_size()
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        whole, part = x.repeat(size), x * 2
+        _TAKEN[name](whole, part)
+        return whole.sum() + part.sum()
+
+    compiled = dovetail.compile_step(step, executors=("aten",))
+    x = torch.ones(1000)
+    compiled(x)
+    found = [measure_peak(compiled, x).peak_bytes for _ in range(5)]
+    return min(found), compiled.explain().peak_bytes
+
+
+@pytest.mark.parametrize("name", _TAKEN)
+def test_the_peak_counts_what_gloo_takes(two_ranks: Ranks, name: str) -> None:
+    for measured, said in two_ranks(_peaks, name):
+        assert measured == said
+
+
+def _scatters(rank: int) -> list[bool]:
+    """One rank scatters sums as programs do, the other ones as eager mode does."""
+    size, found = dist.get_world_size(), []
+    group = dist.group.WORLD
+    for count, dtype, op in product((1, 7, 30001), (torch.float32, torch.bfloat16), ("SUM", "AVG", "MAX")):
+        whole = torch.randn(size * count, generator=torch.Generator().manual_seed(rank)).to(dtype)
+        expected = torch.empty(count, dtype=dtype)
+        dist.reduce_scatter_tensor(expected, whole, reduction(op))
+        for odd in range(size):
+            made = torch.empty(count, dtype=dtype)
+            if rank == odd:
+                start_to_scatter_sums(made, whole.clone(), op, group).wait()
+            else:
+                dist.reduce_scatter_tensor(made, whole, reduction(op))
+            found.append(made.equal(expected))
+    return found
+
+
+def test_sums_are_scattered_as_eager_mode_scatters_them(four_ranks: Ranks) -> None:
+    assert all(all(found) for found in four_ranks(_scatters))

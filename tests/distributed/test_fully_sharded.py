@@ -233,38 +233,79 @@ def test_ranks_may_have_batches_of_different_sizes(two_ranks: Ranks) -> None:
     assert max(two_ranks(_another_batch)) == 2
 
 
-def _peaks(rank: int) -> tuple[int, int, list[str]]:
+def _peaks(rank: int, **options: Any) -> tuple[int, list[str]]:
+    """The peak of a step of eight layers, and what it gathers and scatters."""
     warnings.simplefilter("ignore")
-    found = []
-    for keeps in (True, False):
-        torch.manual_seed(0)
-        net = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(8)))
-        for layer in net:
-            fully_shard(layer, reshard_after_forward=not keeps)
-        optimizer = torch.optim.SGD(fully_shard(net).parameters(), lr=0.1)
+    keeps = options.pop("keeps", False)
+    torch.manual_seed(0)
+    net = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(8)))
+    for layer in net:
+        fully_shard(layer, reshard_after_forward=not keeps)
+    optimizer = torch.optim.SGD(fully_shard(net).parameters(), lr=0.1)
 
-        @dovetail.compile_step
-        def step(x: torch.Tensor, net: nn.Module = net, optimizer: torch.optim.Optimizer = optimizer) -> torch.Tensor:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = net(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    compiled = dovetail.compile_step(step, **options)
+    for _ in range(2):
+        compiled(torch.ones(2, 64))
+    lines = [line.partition("(")[0] for lines in compiled.compiled.collectives.values() for line in lines]
+    return compiled.explain().peak_bytes, lines
+
+
+def _with_room(rank: int) -> list[tuple[int, list[str]]]:
+    """Of weights that are kept, and that are gathered again: without a limit, with one that is high, and a low one."""
+    kept, again = _peaks(rank, keeps=True), _peaks(rank)
+    return [kept, again, *(_peaks(rank, memory_limit=f"transient:{peak}B") for peak in (2 * kept[0], again[0]))]
+
+
+def test_weights_are_gathered_again_where_that_saves_memory(two_ranks: Ranks) -> None:
+    """What is kept under a high limit is what `reshard_after_forward=False` keeps."""
+    weights = 8 * (64 * 64 + 64) * 4
+    for kept, again, high, low in two_ranks(_with_room):
+        assert kept[0] >= weights
+        assert again[0] <= kept[0] - weights // 4
+        assert high[1].count("gather_into") == kept[1].count("gather_into") == 8
+        assert 8 < again[1].count("gather_into") < 15
+        assert low[0] <= again[0]
+        assert all(lines.count("scatter_from") == 8 for _, lines in (kept, again, high, low))
+
+
+def _keeps_alone(rank: int) -> tuple[int, int, list[int]]:
+    """Ranks whose programs keep different weights, because of limits of their own, gather as eager mode does."""
+    warnings.simplefilter("ignore")
+    made: list[Any] = []
+    for compiles in (False, True):
+        torch.manual_seed(0)
+        net = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(4)))
+        for layer in net:
+            fully_shard(layer)
+        optimizer = torch.optim.AdamW(fully_shard(net).parameters(), lr=0.1)
+
+        def step(x: torch.Tensor, net: Any = net, optimizer: Any = optimizer) -> torch.Tensor:
             optimizer.zero_grad()
             loss = net(x).square().mean()
             loss.backward()
             optimizer.step()
-            return loss.detach()
+            detached: torch.Tensor = loss.detach()
+            return detached
 
-        for _ in range(2):
-            step(torch.ones(2, 64))
-        found.append(step.explain().peak_bytes)
-    lines = [line for lines in step.compiled.collectives.values() for line in lines]
-    return found[0], found[1], lines
+        limit: Any = {"memory_limit": "1GiB"} if rank else {"skip": ("gather_once",)}
+        compiled: Any = dovetail.compile_step(step, **limit) if compiles else step
+        made.append(run(compiled, Trained(step, net, optimizer), [(torch.ones(2, 16) + rank,)] * 4, seed=1))
+    assert same(*made)
+    reasons = [reason for reason in compiled.stats.eager_reasons if "gathers weights again" in reason]
+    return compiled.stats.calls, compiled.stats.eager_calls, [len(reasons)]
 
 
-def test_weights_that_are_gathered_again_are_not_kept(two_ranks: Ranks) -> None:
-    weights = 8 * (64 * 64 + 64) * 4
-    for kept, again, lines in two_ranks(_peaks):
-        assert kept >= weights
-        assert again <= kept - weights // 4
-        forward, backward = ["gather_into"] * 8, ["gather_into"] * 2 + ["scatter_from", "gather_into"] * 6
-        assert [line.partition("(")[0] for line in lines] == [*forward, *backward, "scatter_from", "scatter_from"]
+def test_ranks_that_keep_other_weights_gather_as_in_eager_mode(two_ranks: Ranks) -> None:
+    (calls, first, _), (_, second, reasons) = two_ranks(_keeps_alone)
+    assert (calls, first, second) == (4, _IN_EAGER_MODE, 4)
+    assert reasons == [1]
 
 
 def _refused(rank: int) -> list[str]:

@@ -106,7 +106,10 @@ class Collectives:
         return outs, finished_work()
 
     def _of_allgather_base(self, out: torch.Tensor, part: torch.Tensor, group: str, *_: Any) -> Any:
-        ops.GATHER_INTO(out, _apart(part, out), group)
+        if storage_key(part) == storage_key(out) and part.is_contiguous() and out.is_contiguous():
+            ops.GATHER_OWN(out, part.storage_offset() - out.storage_offset(), part.numel(), group)
+        else:
+            ops.GATHER_INTO(out, _apart(part, out), group)
         return out, finished_work()
 
     def _of_reduce_scatter(self, outs: Sequence[torch.Tensor], parts: Any, group: str, *_: Any) -> Any:
@@ -114,7 +117,7 @@ class Collectives:
         return outs, finished_work()
 
     def _of_reduce_scatter_base(self, out: torch.Tensor, whole: torch.Tensor, group: str, *_: Any) -> Any:
-        ops.SCATTER_FROM(out, whole, self._reduction(), group)
+        _scatter(out, whole, self._reduction(), group)
         return out, finished_work()
 
     def _of_alltoall(self, outs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], group: str, *_: Any) -> Any:
@@ -152,7 +155,7 @@ class Collectives:
         if whole.shape[0] % size:
             self._refuse("scatters a tensor whose first dimension its group does not divide")
         out = whole.new_empty((whole.shape[0] // size, *whole.shape[1:]))
-        ops.SCATTER_FROM(out, whole, self._reduction(op), group)
+        _scatter(out, whole, self._reduction(op), group)
         return out
 
     def _functional_all_to_all_single(self, _: str, given: Any, of: Any, to: Any, group: str) -> Any:
@@ -163,6 +166,14 @@ class Collectives:
 
 def _nothing(_: Any) -> None:
     return None
+
+
+def _scatter(out: torch.Tensor, whole: torch.Tensor, op: str, group: str) -> None:
+    """On the CPU a copy is reduced, which goes where nobody reads the tensor later; gloo would copy it by itself."""
+    if whole.device.type == "cpu":
+        ops.SCATTER_IN(out, whole.clone(memory_format=torch.contiguous_format), op, group)
+    else:
+        ops.SCATTER_FROM(out, whole, op, group)
 
 
 def _apart(part: torch.Tensor, out: torch.Tensor) -> torch.Tensor:

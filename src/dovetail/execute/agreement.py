@@ -4,8 +4,9 @@ Each says by a hash which sequence its program has, or 0 where the call runs in 
 sequences are an error on every rank, before the first of them runs. Eager mode and programs go together, because a
 program runs the collectives of eager mode in eager mode's order.
 
-Some programs only do what eager mode does if all ranks miss the gradients of the same parameters. Ranks say which with
-the hash; where another rank says something else, or runs in eager mode, so does this one.
+Some programs only do what eager mode does if all ranks do the same: if all miss the gradients of the same parameters,
+or leave out the same gathers. Ranks say which with the hash; where another rank says something else, or runs in eager
+mode, so does this one.
 
 A rank agrees when nothing can send it another way any more: after the last check of its program, or right before the
 first collective, whichever comes first. In eager mode a dispatch mode sees the first collective come.
@@ -48,6 +49,13 @@ class OthersUseMore(Exception):
         return "ranks have, or may have, gradients of different parameters"
 
 
+class OthersGather(OthersUseMore):
+    """Another rank gathers again what this one's program keeps: the call is for eager mode, which gathers again."""
+
+    def __str__(self) -> str:
+        return "another rank gathers weights again that this one keeps"
+
+
 class Agreement:
     """What one call of a step has agreed on so far. It lasts for the attempts that the call takes."""
 
@@ -59,20 +67,22 @@ class Agreement:
         self._is_off = False
 
     def of_program(
-        self, sequences: Sequences, used: Mapping[str, str] = _NO_USE
+        self, sequences: Sequences, used: Mapping[str, str] = _NO_USE, eager: Sequences | None = None
     ) -> AbstractContextManager[None, bool | None]:
-        """While active, a program runs. sequences: for each group, a line for each collective. used: see `used_of`."""
+        """While active, a program runs. sequences: for each group, a line for each collective. used: see `used_of`.
+        eager: eager mode's sequences, where they are others.
+        """
         self._sequences = sequences
         self._ran.clear()
-        return self._asked(sequences, used) if sequences else _NOTHING_ASKED
+        return self._asked(sequences, used, eager) if sequences else _NOTHING_ASKED
 
     @contextmanager
-    def _asked(self, sequences: Sequences, used: Mapping[str, str]) -> Iterator[None]:
+    def _asked(self, sequences: Sequences, used: Mapping[str, str], eager: Sequences | None) -> Iterator[None]:
         def wait(group: str, work: Any) -> None:
             log_of(find_group(group)).wait(work, is_within=True)
             self._ran[group] += 1
 
-        with asked_before(lambda group: self.before(group, sequences, used), wait):
+        with asked_before(lambda group: self.before(group, sequences, used, eager), wait):
             yield
 
     @contextmanager
@@ -89,8 +99,15 @@ class Agreement:
         """Some ranks may have no batch, and would not answer."""
         self._is_off = True
 
-    def before(self, group: str, sequences: Sequences | None = None, used: Mapping[str, str] = _NO_USE) -> None:
+    def before(
+        self,
+        group: str,
+        sequences: Sequences | None = None,
+        used: Mapping[str, str] = _NO_USE,
+        eager: Sequences | None = None,
+    ) -> None:
         """A collective of a group is about to run. sequences: of the program, None in eager mode. used: see `used_of`.
+        eager: eager mode's sequences, where they are others.
 
         Raises: CollectivesDiffer, on every rank of the group; CollectiveFailed; RankFailed; OthersUseMore.
         """
@@ -100,14 +117,20 @@ class Agreement:
         process_group = find_group(group)
         if process_group.size() == 1:
             return
-        lines, uses = None if sequences is None else sequences[group], used.get(group, "")
-        said = [IN_EAGER_MODE if lines is None else hash_of(lines), hash_of([uses])]
+        own, uses = None if sequences is None else sequences[group], used.get(group, "")
+        lines = own if own is None or eager is None else eager[group]
+        fewer = [] if own is None or own == lines else own
+        said = [IN_EAGER_MODE if lines is None else hash_of(lines), hash_of([uses, *fewer])]
         answers = self._gathered(said, process_group)
         if len({number for number, _ in answers} - {IN_EAGER_MODE}) > 1:
             told = gathered_objects(lines, process_group)
             raise CollectivesDiffer(group=group, differences=_differences(told))
-        if "0" in uses and any(answer != said for answer in answers):
+        if all(answer == said for answer in answers):
+            return
+        if "0" in uses:
             raise OthersUseMore
+        if fewer:
+            raise OthersGather
 
     def _gathered(self, said: list[int], group: Any) -> list[list[int]]:
         log = log_of(group)

@@ -19,6 +19,7 @@ from dovetail.execute.operator_runs import run_calls
 from dovetail.execute.scaled_runs import extrapolate, most_bytes
 from dovetail.ir.program import Node, Program
 from dovetail.ir.sizes import Number, OrOne
+from dovetail.ops.collectives import collective_of, is_started, scratch_bytes
 from dovetail.ops.facts import facts_of
 from dovetail.torch_compat.rng import default_generator
 
@@ -65,7 +66,9 @@ class Needs:
         extrapolated = {id(call) for call in large if call.key not in _FOUND and found[id(call)] is not None}
         for node in new:
             call = calls.get(node)
-            if call is None:
+            if collective_of(node) is not None:
+                need: Need | None = _of_collective(node, self.hints)
+            elif call is None:
                 need = None if is_opaque(node) else NOTHING
             else:
                 need = found[id(call)]
@@ -105,6 +108,13 @@ def _extrapolate(calls: Sequence[OperatorCall], largest_bytes: int) -> None:
     safe = {key: call for key, call in missing.items() if call.is_safe}
     found = dict(zip(safe, extrapolate(list(safe.values()), largest_bytes, _run), strict=True))
     _EXTRAPOLATED.update(dict.fromkeys(missing) | found)
+
+
+def _of_collective(node: Node, hints: Mapping[str, Number]) -> Need:
+    """What a collective takes until it is waited for. It is not run: other ranks would have to answer."""
+    on_cpu = all(value.tensor.device.type == "cpu" for value in node.operands() if value.is_tensor)
+    size = scratch_bytes(node, hints) if on_cpu else 0
+    return Need(kept_bytes=(size,)) if is_started(node) else Need(size)
 
 
 def bytes_before_run(program: Program) -> int:

@@ -67,7 +67,8 @@ class CompiledStepProgram:
 
     reports: what each pass says of itself, by name. hints: a number for each size symbol. recorded_peak_bytes: the
     simulated peak of the program as it was recorded. run: runs the code, and notes something besides; the code itself
-    if None. last_check: that the code passes. state_bytes: of what a call has before it begins.
+    if None. last_check: that the code passes. state_bytes: of what a call has before it begins. eager_collectives: as
+    `collectives`, in eager mode.
     """
 
     code: CompiledProgram | ArenaProgram
@@ -82,6 +83,7 @@ class CompiledStepProgram:
     last_check: LastCheck = field(default_factory=LastCheck)
     state_bytes: int = 0
     transfers: Transfers | None = None
+    eager_collectives: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def program(self) -> Program:

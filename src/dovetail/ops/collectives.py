@@ -12,8 +12,9 @@ operator of dovetail's own that writes. `passes.overlap` makes two operators of 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -22,9 +23,16 @@ import torch.distributed as dist
 from dovetail.errors import CollectiveFailed, DovetailError
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Value, values_in
+from dovetail.ir.sizes import Number, OrOne, evaluate
 from dovetail.ops.custom import define
 from dovetail.ops.prims import FunctionalForm
-from dovetail.torch_compat.collectives import find_group, gather_parts, reduction, scatter_sums
+from dovetail.torch_compat.collectives import (
+    find_group,
+    gather_parts,
+    reduction,
+    scatter_sums,
+    start_to_scatter_sums,
+)
 from dovetail.torch_compat.dispatch import Overload, schema_of
 
 _ASKED = threading.local()
@@ -103,12 +111,21 @@ def _gather_into(pg: Any, out: torch.Tensor, part: torch.Tensor) -> Any:
     return gather_parts()(out, part, pg, async_op=True)
 
 
+def _gather_own(pg: Any, out: torch.Tensor, first: int, length: int) -> Any:
+    flat = out.view(-1)
+    return _gather_into(pg, flat, flat.narrow(0, first, length))
+
+
 def _reduce_scatter(pg: Any, out: torch.Tensor, parts: Sequence[torch.Tensor], op: str) -> Any:
     return dist.reduce_scatter(out, list(parts), reduction(op), pg, async_op=True)
 
 
 def _scatter_from(pg: Any, out: torch.Tensor, whole: torch.Tensor, op: str) -> Any:
     return scatter_sums()(out, whole, reduction(op), pg, async_op=True)
+
+
+def _scatter_in(pg: Any, out: torch.Tensor, whole: torch.Tensor, op: str) -> Any:
+    return start_to_scatter_sums(out, whole, op, pg)
 
 
 def _all_to_all(pg: Any, outs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> Any:
@@ -163,8 +180,10 @@ REDUCE = _define("reduce_", "Tensor(a!) tensor, int root, str op", _reduce)
 BROADCAST = _define("broadcast_", "Tensor(a!) tensor, int root", _broadcast)
 ALL_GATHER = _define("all_gather_", "Tensor(a!)[] outs, Tensor part", _all_gather)
 GATHER_INTO = _define("gather_into_", "Tensor(a!) out, Tensor part", _gather_into)
+GATHER_OWN = _define("gather_own_", "Tensor(a!) out, int first, int length", _gather_own)
 REDUCE_SCATTER = _define("reduce_scatter_", "Tensor(a!) out, Tensor[] parts, str op", _reduce_scatter)
 SCATTER_FROM = _define("scatter_from_", "Tensor(a!) out, Tensor whole, str op", _scatter_from)
+SCATTER_IN = _define("scatter_in_", "Tensor(a!) out, Tensor(b!) whole, str op", _scatter_in)
 ALL_TO_ALL = _define("all_to_all_", "Tensor(a!)[] outs, Tensor[] parts", _all_to_all)
 EXCHANGE = _define("exchange_", "Tensor(a!) out, Tensor given, int[] to, int[] of", _exchange)
 BARRIER = _define("barrier", "", _barrier)
@@ -179,8 +198,10 @@ COLLECTIVES = frozenset(
         BROADCAST,
         ALL_GATHER,
         GATHER_INTO,
+        GATHER_OWN,
         REDUCE_SCATTER,
         SCATTER_FROM,
+        SCATTER_IN,
         ALL_TO_ALL,
         EXCHANGE,
         BARRIER,
@@ -198,6 +219,11 @@ def collective_of(node: Node) -> Overload | None:
     return target if target in COLLECTIVES else None
 
 
+def gathers(node: Node) -> bool:
+    """Whether a node, on copies, gives what all ranks hold: the same again, if it gets the same."""
+    return collective_of(node) in (GATHER_OWN, GATHER_INTO, ALL_GATHER) and isinstance(node.target, Prim)
+
+
 def is_started(node: Node) -> bool:
     """Whether a node starts a collective and does not wait for it."""
     return node.target in _RUN
@@ -211,9 +237,10 @@ def started_apart(node: Node, token: Value) -> tuple[Node, Node] | None:
     start: Any = _STARTED.get(node.target)  # type: ignore[call-overload]
     if start is None or node.kwargs:
         return None
-    first, *others = (list(values_in(operand)) for operand in node.args)
-    read = [value for operand in others for value in operand]
-    wait = node.applying(WAIT, (token, first, read, node.args[-1]), (), ())
+    operands = [list(values_in(operand)) for operand in node.args]
+    count = 2 if node.target is SCATTER_IN else 1
+    written, read = ([*chain(*given)] for given in (operands[:count], operands[count:]))
+    wait = node.applying(WAIT, (token, written, read, node.args[-1]), (), ())
     return node.applying(start, node.args, (), (token,), unpack=False), wait
 
 
@@ -241,6 +268,10 @@ def _line(op: Overload, node: Node) -> str:
     operands = node.args[:-1]
     if op is ALL_REDUCE_USED:
         op, operands = ALL_REDUCE, (node.args[0], "SUM")
+    if op is SCATTER_IN:
+        op = SCATTER_FROM  # they differ in what is left in memory
+    if op is GATHER_OWN:
+        op, operands = GATHER_INTO, (node.args[0], f"{_dtype_of(node)}[{node.args[2]}]")
     for operand in operands:
         values = [value.tensor for value in values_in(operand) if value.is_tensor]
         if values and op in _OWN_SHAPES:
@@ -252,11 +283,37 @@ def _line(op: Overload, node: Node) -> str:
     return f"{schema_of(op).name.strip('_')}({', '.join(parts)})".replace("torch.", "")
 
 
+def _dtype_of(node: Node) -> torch.dtype:
+    return next(values_in(node.args[0])).tensor.dtype
+
+
+def scratch_bytes(node: Node, hints: Mapping[str, Number]) -> int:
+    """What gloo takes while a collective of tensors on the CPU is under way: it flattens lists, and copies.
+
+    hints: a number for each size symbol. Measured (torch 2.13): a test compares.
+    """
+    op = collective_of(node)
+    outs, parts = (
+        [int(evaluate(value.tensor.size_bytes(), OrOne(hints))) for value in values_in(operand) if value.is_tensor]
+        for operand in (*node.args, (), ())[:2]
+    )
+    if op in (GATHER_INTO, GATHER_OWN, ALL_GATHER):
+        return sum(outs)
+    if op is SCATTER_FROM:
+        return sum(parts)
+    if op is REDUCE_SCATTER:
+        return sum(parts[1:])
+    return sum(outs) + sum(parts) if op is ALL_TO_ALL else 0
+
+
 def bytes_sent(node: Node) -> int:
     """The bytes that a rank hands to a collective, 0 where sizes are not known."""
     op = collective_of(node)
     if op is None or op is BARRIER:
         return 0
+    if op is GATHER_OWN:
+        length = node.args[2]
+        return length * _dtype_of(node).itemsize if isinstance(length, int) else 0
     given = node.args[0] if op in (ALL_REDUCE, ALL_REDUCE_USED, REDUCE, BROADCAST) else node.args[1]
     sizes = [value.tensor.size_bytes() for value in values_in(given) if value.is_tensor]
     return sum(size for size in sizes if isinstance(size, int))

@@ -82,12 +82,13 @@ def _escapes(node: Node, escaping: frozenset[int]) -> bool:
 
 def _number(node: Node) -> object:
     """Equal for two nodes exactly when they are equal."""
-    return (node.target, node.phase, node.recomputed, _key(node.args), _key(node.kwargs))
+    return (node.target, node.phase, node.recomputed, operand_key(node.args), operand_key(node.kwargs))
 
 
-def _key(operand: Operand) -> object:
+def operand_key(operand: Operand) -> object:
+    """Equal for two operands exactly when they are the same values and numbers, bit by bit."""
     if isinstance(operand, tuple | list):
-        return tuple(map(_key, operand))
+        return tuple(map(operand_key, operand))
     if isinstance(operand, bool | int | float | complex):
         return (type(operand).__name__, repr(operand))  # 1, 1.0, True differ, and so do 0.0 and -0.0
     if isinstance(operand, SizeExpr):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 
-from dovetail.analysis.liveness import Need
+from dovetail.analysis.liveness import Need, simulate_peak
 from dovetail.deferred import deferred
 from dovetail.ir.program import Node, Program, Stage
 from dovetail.ir.sizes import Number
@@ -46,6 +46,8 @@ _common_subexpressions = deferred("dovetail.passes.common_subexpressions")
 _dead_code = deferred("dovetail.passes.dead_code")
 _early_updates = deferred("dovetail.passes.early_updates")
 _fold_batch_norms = deferred("dovetail.passes.fold_batch_norms")
+_gather_once = deferred("dovetail.passes.gather_once")
+_late_collectives = deferred("dovetail.passes.late_collectives")
 _merge_linears = deferred("dovetail.passes.merge_linears")
 _needs = deferred("dovetail.execute.needs")
 _narrow = deferred("dovetail.passes.narrow")
@@ -200,6 +202,23 @@ def _run_overlap(program: Program, given: Context) -> tuple[Program, object]:
     return made
 
 
+def _run_gather_once(program: Program, given: Context) -> tuple[Program, object]:
+    limit = None if given.options.memory_limit is None else memory_limit(given.options.memory_limit)
+    most = None if limit is None else limit.above(given.state_bytes)
+    made: tuple[Program, object] = _gather_once.gather_once(program, _weighing(given), most)
+    return made
+
+
+def _weighing(given: Context) -> Callable[[Program], int]:
+    """Gives the peak of a program once it works in place, with what operators take."""
+
+    def weigh(program: Program) -> int:
+        in_place = given.plans.in_place(program)[1]
+        return simulate_peak(in_place, given.hints, need_of=_needs_of(in_place, given)).peak_bytes
+
+    return weigh
+
+
 def _needs_of(program: Program, given: Context) -> Callable[[Node], Need]:
     needs = given.needs or _needs.Needs(given.hints)
     needs.measure(program.nodes)
@@ -207,6 +226,14 @@ def _needs_of(program: Program, given: Context) -> Callable[[Node], Need]:
     return found
 
 
+_LATE_COLLECTIVES = PassSpec(
+    "late_collectives",
+    "bitwise",
+    _LATE,
+    None,
+    lambda p, given: _late_collectives.late_collectives(p, _weighing(given)),
+)
+_GATHER_ONCE = PassSpec("gather_once", "bitwise", _LATE, None, _run_gather_once)
 _OVERLAP = PassSpec("overlap", "bitwise", frozenset({Stage.IN_PLACE}), None, _run_overlap)
 
 PASSES: dict[str, PassList] = {
@@ -228,7 +255,13 @@ PASSES: dict[str, PassList] = {
     "backward": PassList(_HALF, "joint", BACKWARD, weighs=True),
     "inference": PassList((_EXPAND_FOREACH, _SINK, _RECOMPUTE, _REINPLACE), "joint", FORWARD, weighs=True),
     "fast": PassList((_CHUNK_ROWS,), "joint"),
-    "step": PassList((_EARLY_UPDATES, _EXPAND_FOREACH, _ROW_BLOCKS, _RECOMPUTE, _REINPLACE, _OVERLAP), "fast"),
+    "step": PassList(
+        (
+            *(_EARLY_UPDATES, _EXPAND_FOREACH, _ROW_BLOCKS, _LATE_COLLECTIVES, _GATHER_ONCE),
+            *(_RECOMPUTE, _REINPLACE, _OVERLAP),
+        ),
+        "fast",
+    ),
     "frozen": PassList(
         (
             PassSpec(

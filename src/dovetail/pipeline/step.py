@@ -27,7 +27,7 @@ from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Phase, Program, Stage, Value
 from dovetail.ir.signature import InputMutation, Signature
 from dovetail.ir.sizes import Number
-from dovetail.ops.collectives import sequences_of
+from dovetail.ops.collectives import collective_of, sequences_of
 from dovetail.ops.facts import facts_of
 from dovetail.ops.prims import REACHED
 from dovetail.partition.whole.forced import recompute_as_asked
@@ -43,6 +43,7 @@ from dovetail.pipeline.passes import PASSES, Context
 from dovetail.pipeline.recompute import RecomputeReport
 
 _EARLY, _LAST = "early_updates", ("reinplace", "overlap")
+_OF_COLLECTIVES = ("late_collectives", "gather_once")
 _FOR_SAFETY = 0.05
 
 
@@ -85,6 +86,7 @@ def compile_step_programs(
     compiled = CompiledStepProgram(
         *(code, plan, wrapper, tuple(names), labels, tuple(reports), dict(hints), eager, run, last_check, state_bytes),
         transfers,
+        sequences_of(programs.functional.nodes),
     )
     _refuse_late_checks(compiled)
     if options.dump is not None:
@@ -99,9 +101,10 @@ def step_passes(program: Program, context: Context) -> tuple[str, ...] | None:
     Where values go to a file, state is written early only if the limit cannot be kept otherwise, or for a few percent
     less work: what has not come back when the first state is written can fail too late.
     """
+    sends = any(collective_of(node) is not None for node in program.nodes)
+    names = tuple(spec.name for spec in PASSES["step"].specs if sends or spec.name not in _OF_COLLECTIVES)
     if context.options.offload is None:
-        return None
-    names = tuple(spec.name for spec in PASSES["step"].specs)
+        return names
     late = tuple(name for name in names if name != _EARLY)
     work = [_work_of(program, context, only) for only in (late, names)]
     return late if work[0] is not None and (work[1] is None or work[0] <= work[1] + _FOR_SAFETY) else None

@@ -199,6 +199,40 @@ def scatter_sums() -> Callable[..., Any]:
     return getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
+class _Handing:
+    """Work after which a part of what was reduced is handed out."""
+
+    def __init__(self, work: Any, out: torch.Tensor, part: torch.Tensor) -> None:
+        self._work, self._out, self._part = work, out, part
+
+    def wait(self, *timeout: timedelta) -> None:
+        """Wait for the work. Raises: RuntimeError."""
+        self._work.wait(*timeout)
+        self._out.copy_(self._part)
+
+    def is_completed(self) -> bool:
+        """Whether there is nothing to wait for."""
+        done: bool = self._work.is_completed()
+        return done
+
+
+_SCATTERS_SUMS = ("2.13.",)
+"""Versions whose gloo scatters sums by a sum of all ranks: a test of several processes compares the two."""
+
+
+def start_to_scatter_sums(out: torch.Tensor, whole: torch.Tensor, op: str, group: Any) -> Any:
+    """`reduce_scatter_tensor`, which may overwrite what it reduces.
+
+    Gloo reduces a copy on all ranks, and each takes its part of it: here without the copy. Ranks that call either go
+    together.
+    """
+    is_gloo = dist.get_backend(group) == "gloo" and torch.__version__.startswith(_SCATTERS_SUMS)
+    if not is_gloo or not whole.is_contiguous() or whole.numel() != out.numel() * group.size():
+        return scatter_sums()(out, whole, reduction(op), group, async_op=True)
+    work = dist.all_reduce(whole, reduction(op), group, async_op=True)
+    return _Handing(work, out, whole.view(group.size(), -1)[rank_in(group)].view(out.shape))
+
+
 def gather_parts() -> Callable[..., Any]:
     """`all_gather_into_tensor`, by the name that it has now."""
     return getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

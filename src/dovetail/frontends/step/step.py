@@ -152,7 +152,8 @@ class CompiledStep:
                 program = variant.runner.program
                 try:
                     variant.calls += 1
-                    with agreement.of_program(program.collectives, program.used_parameters):
+                    sequences = program.collectives, program.used_parameters, program.eager_collectives
+                    with agreement.of_program(*sequences):
                         results = variant.runner.run(tensors, call.leaves, variant.guard.bindings)
                     captures.ran()
                     cache.patience.found()
