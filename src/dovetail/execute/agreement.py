@@ -15,7 +15,6 @@ first collective, whichever comes first. In eager mode a dispatch mode sees the 
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, TypeAlias
@@ -63,7 +62,7 @@ class Agreement:
         self._done: set[str] = set()
         self._agreed: set[str] = set()
         self._sequences: Sequences = {}
-        self._ran = Counter[str]()
+        self._ran: dict[str, int] = {}
         self._is_off = False
 
     def of_program(
@@ -80,7 +79,7 @@ class Agreement:
     def _asked(self, sequences: Sequences, used: Mapping[str, str], eager: Sequences | None) -> Iterator[None]:
         def wait(group: str, work: Any) -> None:
             log_of(find_group(group)).wait(work, is_within=True)
-            self._ran[group] += 1
+            self._ran[group] = self._ran.get(group, 0) + 1
 
         with asked_before(lambda group: self.before(group, sequences, used, eager), wait):
             yield
@@ -148,7 +147,7 @@ class Agreement:
         """The call raises: let other ranks know, who may wait."""
         if default_group() is None or isinstance(error, CollectivesDiffer | RankFailed):
             return
-        ended = {group for group, lines in self._sequences.items() if self._ran[group] == len(lines)}
+        ended = {group for group, lines in self._sequences.items() if self._ran.get(group, 0) == len(lines)}
         tell_of(error, self._agreed, ended, is_over=isinstance(error, CollectiveFailed))
 
 

@@ -12,6 +12,7 @@ import contextlib
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from functools import partial
 from types import CellType, FunctionType
 from typing import Any
 
@@ -106,6 +107,11 @@ class Container:
         if value is MISSING:
             raise KeyError(key)
         return value
+
+    def reader(self, key: Any) -> Callable[[], Any]:
+        """What reads a slot again and again, as `read` does."""
+        is_plain = type(self).read is Container.read and type(self.item) is dict  # no `__missing__` runs
+        return partial(dict.__getitem__, self.item, key) if is_plain else partial(self.read, key)
 
     def write(self, key: Any, value: Any) -> None:
         """Put a value there. Raises: TypeError where nothing can be put."""
@@ -358,6 +364,10 @@ class Slot:
     def read(self) -> Any:
         """What is there now. Raises: LookupError when there is no such slot any more."""
         return self.container.read(self.key)
+
+    def reader(self) -> Callable[[], Any]:
+        """What reads it again and again."""
+        return self.container.reader(self.key)
 
     def write(self, value: Any) -> None:
         """Put a value there. Raises: TypeError for a slot in a tuple or a set."""

@@ -71,10 +71,12 @@ class NumberSlot:
 
     def reader(self) -> Callable[[], Any]:
         """What reads the slot, and keeps nothing alive that is there now."""
-        outer, items = self._outer, self.items
+        outer, items = self._outer.reader(), self.items
+        if not items:
+            return outer
 
         def read() -> Any:
-            value = outer.read()
+            value = outer()
             for item in items:
                 value = value[item]
             return value

@@ -18,6 +18,7 @@ from dovetail.frontends.step.kept import Handed, Tree, grown, refill
 from dovetail.frontends.step.schedulers import SchedulerState
 from dovetail.frontends.step.write_only import Put
 from dovetail.frontends.structure import Structure, unflatten
+from dovetail.reach.levels import picker
 from dovetail.torch_compat.modes import set_switches
 
 
@@ -46,6 +47,10 @@ class StepRunner:
     draws: list[Draw] = field(default_factory=list)
     drawn: dict[int, int] = field(default_factory=dict)
     left_modes: dict[str, Any] = field(default_factory=dict)
+    _pick: Callable[[Sequence[Any]], Sequence[Any]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._pick = picker(self.takes)
 
     def run(self, tensors: Sequence[torch.Tensor], leaves: Sequence[Any], bindings: Bindings) -> Any:
         """Run the step. tensors: as the guard gave them.
@@ -91,11 +96,12 @@ class StepRunner:
         read: Mapping[int, Any],
     ) -> list[Any]:
         """What the program takes. read: numbers that were read already, by their place."""
-        inputs: list[Any] = [tensors[index] for index in self.takes]
+        inputs: list[Any] = [*self._pick(tensors)]
         if self.draws:
             self._draw(drawn, bindings)
-        made = {slot: drawn.made[which] for slot, which in self.drawn.items()}
-        inputs += [made.get(slot, tensor) for slot, tensor in enumerate(self.constants)]
+        if self.constants:
+            made = {slot: drawn.made[which] for slot, which in self.drawn.items()}
+            inputs += [made.get(slot, tensor) for slot, tensor in enumerate(self.constants)]
         given = [*leaves, *map(as_number, drawn.made)] if self.draws else leaves
         if not read:
             return inputs + [get(given) for get in bindings.reads]

@@ -63,4 +63,5 @@ def tie(variant: StepVariant, reachable: ReachableState, leaves: Sequence[Any]) 
 
 
 def _reader(number_slot: NumberSlot) -> Callable[[Sequence[Any]], Any]:
-    return lambda _: number_slot.read()
+    read = number_slot.reader()
+    return lambda _: read()
