@@ -199,6 +199,8 @@ class CallRecorder:
             self._watched(own, [stand_in.seen for stand_in in recording.stand_ins], shown),
         ):
             yield
+        if self._watches:  # everything is put back by now, but for what the code itself has changed
+            self.reads.unrepeated = self.reads.guards[-1].why()
 
     def _read_attributes(
         self, reads: Reads, own: Sequence[dict[str, Any]], shown: Sequence[Any], stand_ins: Sequence[Any]
@@ -254,7 +256,7 @@ class CallRecorder:
             self._find_more_modules(watcher)
             changes = watcher.changes()
             refuse_tensors_left(changes, held)
-            if self.numbers and any(holds_traced(change.new) for change in changes):
+            if self.numbers and (self._has_written_number(stand_ins) or any(holds_traced(x.new) for x in changes)):
                 raise NumberSeen
         except BaseException:
             for change in watcher.changes():
@@ -264,6 +266,11 @@ class CallRecorder:
             self._codes |= watcher.reads.codes
         if self._watches:
             self.reads.add(watcher.guard(lifted=frozenset(slot.key for slot in self.numbers.slots)))
+
+    def _has_written_number(self, stand_ins: Sequence[Any]) -> bool:
+        """Whether code has put something else where a number among the inputs is held."""
+        first = len(self.sources) + len(self.numbers.leaves)
+        return any(slot.read() is not shown for slot, shown in zip(self.numbers.slots, stand_ins[first:], strict=False))
 
     def _refused_gradient(self, number: int | None, does: str, hint: str) -> GradientAccess:
         """The `.grad` of an input, or of a tensor that is closed over, is read or set."""

@@ -234,10 +234,15 @@ class PythonGuard:
 
 
 class PythonGuards:
-    """The guards of one program: of what it is bound to, of its recording, and of what was recorded of it later."""
+    """The guards of one program: of what it is bound to, of its recording, and of what was recorded of it later.
+
+    unrepeated: how the recording has left what it read, "" for as it was. A program does not do so again: they do
+    not hold, even where everything is as it was.
+    """
 
     def __init__(self, guards: Sequence[PythonGuard] = ()) -> None:
         self.guards = list(guards)
+        self.unrepeated = ""
 
     def add(self, guard: PythonGuard) -> None:
         """Something more was recorded."""
@@ -245,11 +250,12 @@ class PythonGuards:
 
     def holds(self) -> bool:
         """Whether everything that was read is as it was."""
-        return all(guard.holds() for guard in self.guards)
+        return not self.unrepeated and all(guard.holds() for guard in self.guards)
 
     def why(self) -> str:
         """What is not as it was; empty when everything is."""
-        return next((reason for guard in self.guards if (reason := guard.why())), "")
+        reasons = (reason for guard in self.guards if (reason := guard.why()))
+        return next(reasons, f"the recorded call did so: {self.unrepeated}" if self.unrepeated else "")
 
     def changed_numbers(self) -> list[ReadNumber]:
         """See `PythonGuard`."""
