@@ -23,4 +23,4 @@ def make():
                 kept["weight"] = "gone"
             yield (torch.full((3,), float(n)),)
 
-    return step, calls(), lambda: [kept["weight"], weight.grad]
+    return step, calls(), lambda: [kept["weight"].detach().clone(), weight.grad.clone()]
