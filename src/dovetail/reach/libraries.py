@@ -66,3 +66,10 @@ def is_installed(module: str) -> bool:
         return False
     file = _file_of(module)
     return isinstance(file, str) and not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
+
+
+def is_own_count(module: str, *, is_guessed: bool) -> bool:
+    """Whether a counter that a module holds only numbers what a library makes. is_guessed: nothing tells whether it is
+    read: it is in reach of code that was given to Dynamo, say.
+    """
+    return is_library_module(module) or (is_guessed and is_installed(module))

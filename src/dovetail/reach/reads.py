@@ -23,7 +23,7 @@ import torch
 
 from dovetail.reach.codes import names_of, runs_inside_its_maker
 from dovetail.reach.contents import MISSING, Snapshot, in_cell, is_compared_by_contents
-from dovetail.reach.libraries import is_library_class, is_library_module, is_ours, is_users_function
+from dovetail.reach.libraries import is_library_class, is_ours, is_own_count, is_users_function
 from dovetail.reach.modules import Modules
 from dovetail.reach.past_reports import WHOLE, PastReports
 from dovetail.reach.run_codes import RunCodes
@@ -92,7 +92,7 @@ class Reads:
         self._classes: dict[int, type] = {id(torch.Tensor): torch.Tensor}
         self._past = PastReports()
         self._modules = Modules(self._past.meet_owner)
-        self._is_reading_on = False
+        self._is_reading_on = self._is_guessing = False
 
     def end(self) -> None:
         """The call is over: nothing more is to be watched."""
@@ -154,7 +154,7 @@ class Reads:
 
     def everything(self, values: list[Any]) -> None:
         """All that can be reached from values, as far as code names it, is read: nothing tells what really is."""
-        known = 0
+        known, self._is_guessing = 0, True
         self.meet(values)
         while known < len(self._met):
             new, known = list(self._met.values())[known:], len(self._met)
@@ -163,6 +163,7 @@ class Reads:
                     self.code(item.__code__, item.__globals__)
                 elif is_a(item, torch.nn.Module) or not (is_library_class(type(item)) or is_a(item, type | ModuleType)):
                     self.whole(item)
+        self._is_guessing = False
 
     def _read_on(self) -> None:
         """Read what code may read in ways that nothing shows, before it can, with all that is found there."""
@@ -280,7 +281,7 @@ class Reads:
             self.namespaces[key] = (known, value)
             self.labels[id(known)] = label
             self._modules.held(name, value)
-            if not (is_numbering(value) and is_library_module(str(known.get("__name__")))):
+            if not (is_numbering(value) and is_own_count(str(known.get("__name__")), is_guessed=self._is_guessing)):
                 self.meet(value)
         return self.namespaces[key][1]
 
