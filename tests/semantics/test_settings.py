@@ -29,7 +29,11 @@ class Setting(NamedTuple):
 
 
 def _attribute(owner: Any, name: str, other: Any) -> Setting:
-    return Setting(lambda: getattr(owner, name), lambda value: setattr(owner, name, value), other)
+    def put(value: Any) -> None:
+        with torch.backends.__allow_nonbracketed_mutation():  # torch's own tests, where imported, forbid it
+            setattr(owner, name, value)
+
+    return Setting(lambda: getattr(owner, name), put, other)
 
 
 def _by_functions() -> Iterator[tuple[str, Setting]]:

@@ -144,6 +144,18 @@ def check_start_to_gather() -> str | None:
     return first_difference(("numbers", found, [[7, 2]]))
 
 
+def check_start_to_scatter_sums() -> str | None:
+    """The sum of one rank is its own part, once the work has been waited for."""
+    out, whole = torch.zeros(2, 2), torch.arange(4.0)
+    with group_of_one() as group:
+        if group is None:
+            return None
+        work = collectives.start_to_scatter_sums(out, whole, "sum", group)
+        work.wait()
+        is_done = work.is_completed()
+    return first_difference(("part", out.tolist(), [[0.0, 1.0], [2.0, 3.0]]), ("done", is_done, True))
+
+
 def check_done_within() -> str | None:
     """Work that does not end is not done, and can be waited for again."""
     future: Any = torch.futures.Future()
@@ -271,6 +283,7 @@ CHECKS = (
     check_notes_of_group,
     check_rank_in,
     check_start_to_gather,
+    check_start_to_scatter_sums,
     check_gathered_objects,
     check_find_group,
     check_asks_for_group,
