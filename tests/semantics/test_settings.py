@@ -107,11 +107,11 @@ def _can_be_set(setting: Setting) -> bool:
     before = setting.ask()
     try:
         setting.put(setting.other)
-        return bool(setting.ask() != before)
     except RuntimeError:
         return False
-    finally:
-        setting.put(before)
+    is_other = bool(setting.ask() != before)
+    setting.put(before)
+    return is_other
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -273,7 +273,9 @@ def _refuse_made_leaf_beside(results: Sequence[object], builder: _Builder) -> No
             continue
         seen.add(node)
         if id(getattr(node, "variable", None)) in made:
-            raise UnsupportedOutput(what="a leaf that it makes, and a result that is computed from it")
+            error = UnsupportedOutput(what="a leaf that it makes, and a result that is computed from it")
+            error.offer("make the leaf before the call, and pass it as an argument")
+            raise error
         left += [following for following, _ in node.next_functions]
 
 

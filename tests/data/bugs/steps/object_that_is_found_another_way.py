@@ -55,4 +55,4 @@ def make():
         for seed in range(3):
             yield (torch.randn(5, 4, generator=torch.Generator().manual_seed(seed)),)
 
-    return step, calls(), lambda: [*net.parameters(), net.config.kind == "sum"]
+    return step, calls(), lambda: [*(p.detach().clone() for p in net.parameters()), net.config.kind == "sum"]
