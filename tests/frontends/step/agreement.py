@@ -51,7 +51,7 @@ class Case:
     steps together, see `programs_of`; None where that depends on numbers. eager_calls: calls run eagerly, likewise.
     at_most: a bound on either where the number is None. keep_grads: gradients stay after a call, and are compared.
     fails: eager too fails in some calls. may_refuse: a named error will do, if it leaves no trace. options: further
-    options of `compile_step`. steps: turns to take, None for the default. known: why the case is known not to agree.
+    options of `compile_step`. steps: turns to take, None for the default.
     """
 
     name: str
@@ -62,7 +62,6 @@ class Case:
     keep_grads: bool = True
     fails: bool = False
     may_refuse: bool = False
-    known: str = ""
     options: dict[str, Any] = field(default_factory=dict)
     steps: int | None = None
 

@@ -17,7 +17,6 @@ from tests.frontends.step.cases.kinds_of_state import KINDS_OF_STATE
 from tests.frontends.step.cases.numbers import NUMBERS
 from tests.frontends.step.cases.overlooked import OVERLOOKED
 from tests.frontends.step.cases.ways import WAYS
-from tests.frontends.step.twins import Differs
 from tests.rotation import rotated
 
 pytestmark = [
@@ -27,11 +26,7 @@ pytestmark = [
 
 
 def _some(cases: Sequence[Case], of: int) -> list[Any]:
-    return [pytest.param(case, id=case.name, marks=_marks(case)) for case in rotated(cases, of)]
-
-
-def _marks(case: Case) -> list[Any]:
-    return [pytest.mark.xfail(strict=True, raises=Differs, reason=case.known)] if case.known else []
+    return [pytest.param(case, id=case.name) for case in rotated(cases, of)]
 
 
 @pytest.mark.parametrize("case", _some([*GIVEN, *KINDS_OF_STATE, *WAYS], 5))

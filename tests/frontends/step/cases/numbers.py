@@ -307,7 +307,6 @@ def _cases(
         Case(
             f"{kind}: {name}",
             build,
-            known="" if knows else _KNOWN.get(name, ""),
             may_refuse=not knows or name in _OF_DATA,
             **more,
         )
@@ -316,13 +315,6 @@ def _cases(
 
 
 _OF_DATA = frozenset({"a size"})  # what it reads off a tensor is turned into a plain number
-_KNOWN = {
-    "an exact kind": "type() of a traced number",
-    "the name of its type": "type() of a traced number",
-    "an exact type": "type() of a fake",
-    "an exact type of a parameter": "type() of a fake",
-    "a name of a type": "type() of a fake",
-}
 
 NUMBERS = (
     *_cases("number of a tensor", _of_loss, OF_NUMBERS, WORDS_OF_NUMBERS),
