@@ -18,9 +18,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from dovetail.analysis.reads import is_view
+from dovetail.analysis.reads import is_view, readers_of
 from dovetail.ir.made_symbols import made_symbols
-from dovetail.ir.program import Node, Program, Value, values_in
+from dovetail.ir.program import Node, Program, Value
 from dovetail.ops.collectives import collective_of
 from dovetail.ops.facts import facts_of, writes_of
 from dovetail.passes.collection import collection_paused
@@ -47,7 +47,7 @@ def late_collectives(program: Program, weigh: Callable[[Program], int]) -> tuple
     if not collectives:
         return program, LateCollectivesReport(0, 0)
     later, moved = list(program.nodes), 0
-    readers = _readers(program)
+    readers = readers_of(program)
     fixed, inputs = frozenset(made_symbols(program)), program.input_storages()
     for collective in reversed(collectives):
         at = later.index(collective)
@@ -60,17 +60,6 @@ def late_collectives(program: Program, weigh: Callable[[Program], int]) -> tuple
     if not moved or weigh(made) > weigh(program):
         return program, LateCollectivesReport(0, len(collectives))
     return made, LateCollectivesReport(moved, len(collectives))
-
-
-def _readers(program: Program) -> dict[Value, list[Node | None]]:
-    """The nodes that read each value, None for the program's end."""
-    found: dict[Value, list[Node | None]] = {}
-    for node in program.nodes:
-        for value in dict.fromkeys(node.operands()):
-            found.setdefault(value, []).append(node)
-    for value in values_in(program.outputs):
-        found.setdefault(value, []).append(None)
-    return found
 
 
 def _along(
