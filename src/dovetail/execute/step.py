@@ -95,20 +95,18 @@ class CompiledStepProgram:
         """The peak of a call above what is there before: tensors, and what operators take besides. Each runs by itself:
         native code takes as much at most, and limits are kept where it does not run as well.
         """
-        return self._peak_of(self.program)
+        peak = self._simulated(self.program) if self.arena is None else self.arena.peak_bytes
+        return max(peak, bytes_before_run(self.program))
 
     @cached_property
     def run_bytes(self) -> int:
         """The same where native code runs."""
-        return self.peak_bytes if isinstance(self.code, ArenaProgram) else self._peak_of(self.code.as_run)
+        if isinstance(self.code, ArenaProgram):
+            return self.peak_bytes
+        return max(self._simulated(self.code.as_run), bytes_before_run(self.program))
 
-    def _peak_of(self, program: Program) -> int:
-        arena = self.arena
-        if arena is None:
-            peak = simulate_peak(program, self.hints, need_of=self._needs.need_of).peak_bytes
-        else:
-            peak = arena.peak_bytes
-        return max(peak, bytes_before_run(self.program))
+    def _simulated(self, program: Program) -> int:
+        return simulate_peak(program, self.hints, need_of=self._needs.need_of).peak_bytes
 
     @property
     def arena(self) -> ArenaPlan | None:
