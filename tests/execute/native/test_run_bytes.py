@@ -58,12 +58,7 @@ def _given(width: int, rows: int) -> tuple[Tensor, Tensor]:
     return torch.randn(rows, width), torch.arange(rows) % 4
 
 
-@pytest.mark.parametrize(("net", "optimizer"), list(zip(NETS, OPTIMIZERS, strict=True)))
-def test_of_a_step(net: str, optimizer: str) -> None:
-    x, y = _given(96, 64)
-    model = NETS[net](96)
-    updates = OPTIMIZERS[optimizer](model.parameters())
-
+def _step(model: nn.Module, updates: torch.optim.Optimizer, x: Tensor, y: Tensor) -> Callable[[], Tensor]:
     def step() -> Tensor:
         updates.zero_grad()
         loss = F.cross_entropy(model(x), y)
@@ -71,7 +66,14 @@ def test_of_a_step(net: str, optimizer: str) -> None:
         updates.step()
         return loss.detach()
 
-    compiled = dovetail.compile_step(step)
+    return step
+
+
+@pytest.mark.parametrize(("net", "optimizer"), list(zip(NETS, OPTIMIZERS, strict=True)))
+def test_of_a_step(net: str, optimizer: str) -> None:
+    x, y = _given(96, 64)
+    model = NETS[net](96)
+    compiled = dovetail.compile_step(_step(model, OPTIMIZERS[optimizer](model.parameters()), x, y))
     for _ in range(2):
         compiled()
     said, measured = compiled.explain(), measure_peak(compiled).peak_bytes
@@ -105,18 +107,12 @@ def test_of_a_graph(net: str, trains: bool) -> None:
 
 
 def test_operators_one_by_one_take_what_is_planned() -> None:
+    pytest.importorskip("llvmlite")
     x, y = _given(256, 64)
     model = nn.Sequential(
         nn.Linear(256, 256), nn.GELU(), nn.LayerNorm(256), nn.Tanh(), nn.Dropout(0.1), nn.Linear(256, 4)
     )
-    updates = torch.optim.AdamW(model.parameters())
-
-    def step() -> Tensor:
-        updates.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        updates.step()
-        return loss.detach()
+    step = _step(model, torch.optim.AdamW(model.parameters()), x, y)
 
     found = {}
     for executors in (("native", "aten"), ("aten",)):
