@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.served_nets import DecodeStep, DepthwiseNet, Tagger, UNet
+
 _SEED = 0
 
 
@@ -106,9 +108,9 @@ def _minilm() -> nn.Module:
     return _Hidden(model)
 
 
-def _bert() -> nn.Module:
+def _bert(layers: int) -> nn.Module:
     transformers = _transformers()
-    return _Hidden(transformers.BertModel(transformers.BertConfig(num_hidden_layers=4, vocab_size=8192)))
+    return _Hidden(transformers.BertModel(transformers.BertConfig(num_hidden_layers=layers, vocab_size=8192)))
 
 
 def _resnet50() -> nn.Module:
@@ -119,12 +121,28 @@ def _resnet50() -> nn.Module:
     return _Logits(transformers.ResNetForImageClassification(config))
 
 
-def _vit() -> nn.Module:
+def _vit(layers: int) -> nn.Module:
     transformers = _transformers()
     config = transformers.ViTConfig(
-        num_hidden_layers=6, hidden_size=384, num_attention_heads=6, intermediate_size=1536, num_labels=1000
+        num_hidden_layers=layers, hidden_size=384, num_attention_heads=6, intermediate_size=1536, num_labels=1000
     )
     return _Logits(transformers.ViTForImageClassification(config))
+
+
+def _efficientnet() -> nn.Module:
+    transformers = _transformers()
+    config = transformers.EfficientNetConfig(width_coefficient=1.0, depth_coefficient=1.0, hidden_dim=1280)
+    config.num_labels = 1000
+    return _Logits(transformers.EfficientNetForImageClassification(config))
+
+
+def _decode_step(case: Case) -> tuple[Tensor, ...]:
+    cache = (12, case.batch, 12, case.length or 1, 64)
+    return torch.randint(1000, 8000, (case.batch, 1)), torch.randn(cache), torch.randn(cache)
+
+
+def _tokens(case: Case) -> tuple[Tensor, ...]:
+    return (torch.randint(1000, 8000, (case.batch, case.length or 1)),)
 
 
 def _tiny() -> nn.Module:
@@ -137,10 +155,21 @@ def _transformers() -> Any:
 
 FREEZE_MODELS: dict[str, _Kind] = {
     "minilm": _Kind(_minilm, _sentences, True),
-    "bert": _Kind(_bert, _sentences, True),
+    "bert": _Kind(lambda: _bert(4), _sentences, True),
+    "bert-base": _Kind(lambda: _bert(12), _sentences, True),
+    "gpt2-step": _Kind(lambda: DecodeStep(12, width=768, heads=12, vocabulary=50257, length=1024), _decode_step, True),
     "resnet50": _Kind(_resnet50, lambda case: _pictures(case, 128), False),
-    "vit": _Kind(_vit, lambda case: _pictures(case, 224), False),
+    "vit": _Kind(lambda: _vit(6), lambda case: _pictures(case, 224), False),
+    "vit-small": _Kind(lambda: _vit(12), lambda case: _pictures(case, 224), False),
+    "efficientnet": _Kind(_efficientnet, lambda case: _pictures(case, 224), False),
+    "unet": _Kind(lambda: UNet(16, 4, 8), lambda case: _pictures(case, 128), False),
+    "depthwise": _Kind(
+        lambda: DepthwiseNet((16, 32, 64, 64, 128, 128, 256), 10), lambda case: _pictures(case, 96), False
+    ),
+    "tagger": _Kind(lambda: Tagger(8192, 128, 16), _tokens, True),
     "tiny": _Kind(_tiny, lambda case: (torch.randn(case.batch, 32),), False),
 }
-"""`minilm`: its real weights. Others have random ones: bert of 4 layers and base width, resnet50 at 128x128, vit of 6
-layers of width 384 at 224x224, and `tiny`, for trying the benchmark out."""
+"""`minilm`: its real weights. Others have random ones: bert of 4 layers and bert-base of 12; gpt2-step, a token of a
+GPT-2 with its keys and values as arguments; resnet50 at 128x128; vit of 6 layers and vit-small of 12, of width 384 at
+224x224; efficientnet, B0 at 224x224; unet at 128x128; depthwise, a small MobileNet at 96x96; tagger, LSTMs in both
+directions; `tiny`, an MLP."""

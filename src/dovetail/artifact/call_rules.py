@@ -27,6 +27,7 @@ from dovetail.ir.sizes import SizeExpr
 from dovetail.ir.sub_programs import WithSubPrograms
 from dovetail.ops import prims
 from dovetail.ops.packed import PACK_CONV, PACK_LINEAR, PackedConv, PackedLinear
+from dovetail.ops.panels import PACK_PANELS, PanelLinear
 from dovetail.ops.quantized import (
     PACK_INT8,
     QUANTIZE_ROWS,
@@ -60,6 +61,7 @@ def _arguments(*pairs: str, optional: int = 0) -> tuple[Argument, ...]:
 
 
 _LINEAR = _arguments("x: Tensor", "weight: Tensor", "bias: Optional[Tensor]", optional=1)
+_PANELS = _arguments("x: Tensor", "weight: Tensor", "outputs: int", "bias: Optional[Tensor]", optional=1)
 _CONV_SIZES = ("padding: List[int]", "stride: List[int]", "dilation: List[int]", "groups: int")
 _CONV = _arguments(
     "x: Tensor", "weight: Tensor", "bias: Optional[Tensor]", *_CONV_SIZES, "addend: Optional[Tensor]", optional=1
@@ -86,6 +88,7 @@ _OF_PRIMS: Mapping[Prim, tuple[Argument, ...]] = {
     FETCH: _arguments("token: Tensor", "shape: List[int]", "stride: List[int]", "dtype: ScalarType"),
     FETCHED: _arguments("y: Tensor", "token: Tensor"),
     PACK_LINEAR: _arguments("weight: Tensor", "rows: Optional[int]", optional=1),
+    PACK_PANELS: _arguments("weight: Tensor", "rows: Optional[int]", optional=1),
     PACK_INT8: _arguments("weight: Tensor", "rows: Optional[int]", optional=1),
     ROW_SCALES: _arguments("weight: Tensor"),
     ROW_RANGES: _arguments("x: Tensor"),
@@ -133,7 +136,7 @@ class Calls:
     def _of_prim(self, prim: Prim) -> tuple[Argument, ...]:
         op = wrapped_operator(prim)
         if op is None:
-            packed = {PackedLinear: _LINEAR, PackedConv: _CONV, Int8Linear: _INT8}
+            packed = {PackedLinear: _LINEAR, PackedConv: _CONV, PanelLinear: _PANELS, Int8Linear: _INT8}
             return packed[type(prim.run)] if type(prim.run) in packed else _OF_PRIMS[prim]
         arguments = schema_of(op).arguments
         if isinstance(prim.run, prims.ViewScatter):

@@ -24,6 +24,7 @@ from dovetail.ir.text import operator_text
 from dovetail.ops import prims
 from dovetail.ops.facts import is_recurrent_layer, runs_in_grad_mode
 from dovetail.ops.packed import ACTIVATIONS, packed_conv, packed_linear
+from dovetail.ops.panels import panel_linear
 from dovetail.ops.quantized import int8_linear
 from dovetail.torch_compat.dispatch import HigherOrder, Overload, schema_of
 from dovetail.torch_compat.symbols import number_function_text
@@ -44,7 +45,7 @@ PRIMS: Mapping[str, Prim] = {
     name: found
     for name in (
         *("GET_RNG_STATE", "SET_RNG_STATE", "MANUAL_SEED", "EXPECT", "GUARD", "GUARD_NUMBER", "REACHED"),
-        *("COPY_TO_LAYOUT", "TIMES_IN_FLOAT64", "PACK_LINEAR", "PACK_CONV", "TENSOR_OF"),
+        *("COPY_TO_LAYOUT", "TIMES_IN_FLOAT64", "PACK_LINEAR", "PACK_CONV", "PACK_PANELS", "TENSOR_OF"),
         *("ROW_RANGES", "ROW_SCALES", "QUANTIZE_ROWS", "QUANTIZE_WEIGHT", "WEIGHT_SUMS", "PACK_INT8"),
         *("SPILL", "SPILLED", "FETCH", "FETCHED"),
     )
@@ -216,6 +217,7 @@ _MAKERS: Mapping[str, Callable[[str, Allowed], Prim]] = {
     "view_scatter": _view_scatter,
     "packed_linear": _packed(packed_linear),
     "packed_conv": _packed(packed_conv),
+    "panel_linear": _packed(panel_linear),
     "int8_linear": _packed(int8_linear),
 }
 

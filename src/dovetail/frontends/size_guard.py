@@ -65,6 +65,11 @@ class SizeGuard:
         return [(m, t) for m, t in pairs if m is not None and t.layout is torch.strided]
 
 
+def shape_of(meta: TensorMeta, sizes: Mapping[str, Number]) -> tuple[int, ...]:
+    """The shape that a description stands for."""
+    return tuple(int(evaluate(size, sizes)) for size in meta.shape)
+
+
 def strides_of(meta: TensorMeta, sizes: Mapping[str, Number]) -> tuple[int, ...]:
     """The strides that a description stands for."""
     return tuple(int(evaluate(step, sizes)) for step in meta.stride)

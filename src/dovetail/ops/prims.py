@@ -15,6 +15,7 @@ from dovetail.errors import GuardMiss, UnexpectedSize
 from dovetail.ir.prim import Prim, draws_numbers, flat_results, is_opaque  # noqa: F401, one is for the text of programs
 from dovetail.ir.text import operator_text
 from dovetail.ops.packed import PACK_CONV, PACK_LINEAR, packed_conv, packed_linear  # noqa: F401, as above
+from dovetail.ops.panels import PACK_PANELS, panel_linear  # noqa: F401, as above
 from dovetail.ops.quantized import (  # noqa: F401, as above
     PACK_INT8,
     QUANTIZE_ROWS,

@@ -72,16 +72,18 @@ def grows(weight: Value, producers: Mapping[Value, Node], itemsize: int | None =
         stack += [operand for operand in producers[value].operands() if operand not in seen]
         seen.update(stack)
     spans = {source.tensor.storage: _spanned_bytes(source) for source in sources if source.is_tensor}
-    given, needed = sum(spans.values()), _spanned_bytes(weight, itemsize)
+    count = weight.tensor.numel()
+    assert isinstance(count, int), "constants have known sizes"
+    given, needed = sum(spans.values()), count * (weight.tensor.dtype.itemsize if itemsize is None else itemsize)
     return f"GROWS: {needed} bytes in place of {given}" if needed > given else None
 
 
-def _spanned_bytes(value: Value, itemsize: int | None = None) -> int:
+def _spanned_bytes(value: Value) -> int:
     """Bytes of the elements that do not share memory with others by a stride of 0."""
     meta, count = value.tensor, 1
     for size, step in zip(meta.shape, meta.stride, strict=True):
         count *= size if isinstance(size, int) and step != 0 else 1
-    return count * (meta.dtype.itemsize if itemsize is None else itemsize)
+    return count * meta.dtype.itemsize
 
 
 def expected_size(size: Size, infer: MetaInference) -> int | None:

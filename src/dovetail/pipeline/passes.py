@@ -53,6 +53,7 @@ _needs = deferred("dovetail.execute.needs")
 _narrow = deferred("dovetail.passes.narrow")
 _no_ops = deferred("dovetail.passes.no_ops")
 _overlap = deferred("dovetail.passes.overlap")
+_panels = deferred("dovetail.passes.panels")
 _prepack = deferred("dovetail.passes.prepack")
 _quantize = deferred("dovetail.passes.quantize")
 _remove_dropout = deferred("dovetail.passes.remove_dropout")
@@ -288,6 +289,7 @@ PASSES: dict[str, PassList] = {
                 None,
                 _over_constants(_channels_last, "channels_last"),
             ),
+            PassSpec("panels", "numerics", _FUNCTIONAL, None, _over_constants(_panels, "panels")),
             PassSpec(
                 "transpose_weights",
                 "numerics",

@@ -15,19 +15,23 @@ from dovetail.execute.protocol import GroupingExecutor
 from dovetail.ir.node_groups import NodeGroup
 from dovetail.ir.program import Node, Program
 from dovetail.ir.text import Names
+from dovetail.ops.panels import reads_panels
 
 if TYPE_CHECKING:
     from dovetail.execute.native import executor as native
-    from dovetail.execute.native import machine
+    from dovetail.execute.native import machine, panels
 else:
     native = deferred("dovetail.execute.native.executor")
     machine = deferred("dovetail.execute.native.machine")
+    panels = deferred("dovetail.execute.native.panels")
 
 _NONE: Mapping[int, NodeGroup] = MappingProxyType({})
 
 
 class AutoExecutor:
-    """See `execute.protocol.GroupingExecutor`. Bound to a program, it is the native executor, or claims nothing."""
+    """See `execute.protocol.GroupingExecutor`. Bound to a program, it is the native executor, or claims
+    products by panels alone.
+    """
 
     groups = _NONE
 
@@ -36,13 +40,18 @@ class AutoExecutor:
         """The name that it is asked for by."""
         return "auto"
 
+    @property
+    def multiplies_panels(self) -> bool:
+        """Whether it can claim products by weights in panels."""
+        return panels.multiplies_panels()
+
     def claim(self, node: Node) -> bool:
-        """It claims no node by itself."""
-        return False
+        """Whether the node multiplies by panels; no other node, by itself."""
+        return reads_panels(node.target) and panels.multiplies_panels()
 
     def call(self, names: Names, node: Node) -> str:
-        """Never asked for, as nothing is claimed."""
-        raise AssertionError(f"{node.target} was not claimed")
+        """The call of a claimed node."""
+        return panels.call_of(names, node)
 
     def bound_to(
         self, program: Program, is_free: Callable[[Node], bool], dying: Collection[int] | None = None

@@ -40,6 +40,7 @@ from dovetail.torch_compat.native_tensors import (
 
 _LOCK = threading.Lock()
 _NAME = "kernel"
+_LANES_OF_AVX2 = 8
 _OLDEST = (0, 45)  # of llvmlite: LLVM 20, which has pointers without types
 _KERNELS: dict[Loop, int | None] = {}
 _ADDRESSES: dict[str, int] = {}
@@ -105,6 +106,13 @@ def made_driver(has_pool: bool) -> Callable[[bytes, int, int, int], int]:
 def has_pool() -> bool:
     """Whether rows can be shared by torch's threads."""
     return all(library_function(symbol) is not None for symbol in POOL)
+
+
+@cache
+def has_vectors(lanes: int) -> bool:
+    """Whether this processor multiplies and adds vectors of 8 or 16 `float` in one instruction."""
+    features = _binding().get_host_cpu_features()
+    return bool(features.get("avx512f")) if lanes > _LANES_OF_AVX2 else all(map(features.get, ("avx2", "fma")))
 
 
 def function_of(text: str, name: str, symbols: Iterable[str], others: Mapping[str, int] | None = None) -> int | None:

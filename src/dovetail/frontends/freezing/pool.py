@@ -15,20 +15,22 @@ from dovetail.capture.module_state import TensorSlot
 from dovetail.ir.draft import free_name
 from dovetail.ir.program import TensorMeta
 from dovetail.ir.text import identifier
+from dovetail.ops.packing import unpacked
 from dovetail.pipeline.differential import same_bits
 from dovetail.torch_compat.dispatch import storage_key
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A constant in packed form, and its strides in plain form."""
+    """A constant in packed form, and its shape and strides in plain form."""
 
     tensor: torch.Tensor
+    shape: tuple[int, ...]
     stride: tuple[int, ...]
 
     def unpacked(self) -> torch.Tensor:
         """The constant as it was, each bit of it."""
-        return with_strides(self.tensor.to_dense(), self.stride)
+        return with_strides(unpacked(self.tensor, self.shape), self.stride)
 
 
 @dataclass(slots=True)

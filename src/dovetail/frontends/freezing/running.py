@@ -10,9 +10,9 @@ from dovetail.execute.protocol import ExecutorList, RunnableProgram
 from dovetail.frontends.freezing.method import FrozenMethod, RunnableMethod
 from dovetail.frontends.freezing.pool import Packed, Pool
 from dovetail.frontends.freezing.variant import FrozenGuard, FrozenRunner
-from dovetail.frontends.size_guard import strides_of
+from dovetail.frontends.size_guard import shape_of, strides_of
 from dovetail.frontends.variant_cache import Variant
-from dovetail.pipeline.freezing import Folded, Packing, pack, plan_packing, without_packing
+from dovetail.pipeline.freezing import Folded, Packing, pack, plan_packing, without_packing, without_panels
 
 Finish = Callable[[Folded, ExecutorList], RunnableProgram]
 
@@ -36,6 +36,8 @@ class Running:
         self._packs = packs
         self._finish = tuple(finish)
         self._folded = [one.folded for method in methods.values() for one in method.programs]
+        if not packs or not executors.multiplies_panels():
+            self._folded = list(map(without_panels, self._folded))
         if not packs:
             self._folded = list(map(without_packing, self._folded))
 
@@ -75,7 +77,7 @@ class Running:
         tensors = pool.tensors
         pool.tensors = {**kept, **{name: tensors[name] for name in packing.packed if name in tensors}}
         pool.packed = {
-            name: Packed(tensors[made], strides_of(metas[name], {}))
+            name: Packed(tensors[made], shape_of(metas[name], {}), strides_of(metas[name], {}))
             for name, made in packing.packed.items()
             if name not in tensors
         }
