@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from dovetail.analysis.liveness import simulate_peak, storage_lives
 from dovetail.errors import MemoryLimitTooLow, UnsupportedStep
 from dovetail.execute.needs import Needs
 from dovetail.ir.made_symbols import made_symbols
-from dovetail.ir.program import Phase, Program
+from dovetail.ir.program import Program
 from dovetail.ir.sizes import Number
 from dovetail.ops.transfers import TRANSFERS
 from dovetail.partition.choose import work_to_spare
 from dovetail.partition.policy import Policy
-from dovetail.partition.whole.apply import apply_schedule
-from dovetail.partition.whole.check import verify_whole
-from dovetail.partition.whole.choose import Ladder
 from dovetail.partition.whole.problem import File, WholeProblem, build_whole_problem
 from dovetail.partition.whole.schedule import Move, Schedule, Way
 from dovetail.passes.collection import collection_paused
-from dovetail.passes.inplace import PlanMemory, apply_plan, choose_plan, itself
+from dovetail.passes.inplace import PlanMemory, itself
 from dovetail.pipeline.held import STEP, Held
 from dovetail.pipeline.memory_limit import MemoryLimit, readable
+from dovetail.pipeline.schedule_search import Found, Given, Search, frugal, under
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,43 +94,52 @@ def recompute(  # noqa: PLR0913 (each is known where a program is weighed)
     file: to which values may go instead.
     Raises: MemoryLimitTooLow; UnsupportedStep where a limit is given and sizes depend on data.
     """
+    spare = math.inf
     if limit is not None:
         _refuse_unknown_sizes(program)
-    elif not may_pay(build_whole_problem(program, policy, hints)):
-        return program, RecomputeReport(0, -1, -1, reason="NOT-WORTH-IT: all of it costs more work than it is worth")
-    search = _Search(program, hints, plans, policy, held, before, around, needs, file)
+    else:
+        plain = build_whole_problem(program, policy, hints)
+        spare = work_to_spare(plain.work)
+        if not may_pay(plain):
+            return program, RecomputeReport(
+                0, -1, -1, reason="NOT-WORTH-IT: all of it costs more work than it is worth"
+            )
+    search = Search(program, Given(hints, plans, policy, held, before, around, needs, file))
     was, most = search.was, None if limit is None else limit.above(state_bytes)
     if most is not None and was <= most:
         return program, RecomputeReport(0, was, was, reason="FITS: the limit is kept as it is")
     if limit is not None and search.is_lowest:
         raise too_low(limit, was, state_bytes, held)
-    ladder = search.ladder()
-    problem = ladder.problem
     if limit is None or most is None:
-        chosen = ladder.frugal()
+        found = frugal(search, spare)
     else:
-        choice = ladder.under(most)
-        chosen = choice.chosen
-        relaxed = policy.under_need()
-        if chosen is None and len(relaxed.marks) < len(policy.marks):
-            others = (plans, limit, state_bytes, relaxed, held)
-            return recompute(program, hints, *others, before=before, around=around, needs=needs, file=file)
-        if chosen is None:
-            raise too_low(limit, min(was, choice.floor_bytes), state_bytes, held)
-    if chosen is None:
+        found, floor = under(search, most)
+        relaxed = None if found is not None else search.relaxed()
+        if relaxed is not None:
+            found, floor = under(relaxed, most)
+        if found is None:
+            raise too_low(limit, floor, state_bytes, held)
+    if found is None:
         return program, RecomputeReport(0, was, was, reason="NOT-WORTH-IT: it would cost more work than it is worth")
-    result = apply_schedule(program, problem, chosen.schedule)
-    verify_whole(program, result)
-    schedule, all_work = chosen.schedule, max(problem.work, 1)
+    return _carried_out(program, found, was)
+
+
+def _carried_out(program: Program, found: Found, was: int) -> tuple[Program, RecomputeReport]:
+    """The program that comes of a schedule. program: without it. was: its peak."""
+    result, schedule, problem = found.written(), found.schedule, found.search.ladder.problem
+    all_work = max(problem.work, 1)
     again = sum(bool(node.results()) and node.target not in TRANSFERS for node in result.nodes)
-    again -= sum(bool(node.results()) for node in program.nodes)
-    bound = min(schedule.least_work, schedule.work) / all_work
-    moved = None if file is None else _moved(problem, schedule)
-    return result, RecomputeReport(again, chosen.peak_bytes, was, schedule.work / all_work, bound, moved=moved)
+    again -= sum(bool(node.results()) for node in program.nodes) + len(found.search.draws.kept)
+    bound = 0 if schedule is None else min(schedule.least_work, schedule.work)
+    moved = _moved(problem, schedule) if problem.writes else None
+    report = RecomputeReport(again, found.peak_bytes, was, found.work / all_work, bound / all_work, moved=moved)
+    return result, report
 
 
-def _moved(problem: WholeProblem, schedule: Schedule) -> Moved:
+def _moved(problem: WholeProblem, schedule: Schedule | None) -> Moved:
     """What a schedule lets go to a file."""
+    if schedule is None:
+        return Moved(0)
     moves = [run for run in schedule.runs if isinstance(run, Move)]
     written = [problem.sizes[move.storage] for move in moves if move.way is Way.SPILL]
     read = [problem.sizes[move.storage] for move in moves if move.way is Way.FETCH]
@@ -157,108 +164,49 @@ class StepPlans:
         self, program: Program, hints: Mapping[str, Number], policy: Policy, needs: Needs, file: File | None = None
     ) -> None:
         """program: before anything runs again. needs: what nodes take besides. file: to which values may go."""
-        self._given = (program, hints, policy, needs)
-        self._file = file
+        self._program = program
+        self._given = Given(hints, PlanMemory(), policy, needs=needs, file=file)
 
     def keeps(self, limit_bytes: int) -> bool:
         """Whether there is a plan whose peak is no higher."""
-        return self._is_kept_as_it_is(limit_bytes) or self._lowest_ladder.keeps(limit_bytes)
+        if any(limit_bytes >= search.was for search in self._searches):
+            return True
+        return any(search.ladder.keeps(limit_bytes) for search in self._lowest_searches)
 
     @cached_property
     def floor_bytes(self) -> int:
         """The lowest peak that is found."""
-        return min(self._search.was, self._lowest_ladder.floor_bytes())
+        return min([min(search.was, search.ladder.floor_bytes()) for search in self._lowest_searches])
 
     @cached_property
     def points(self) -> tuple[PlanPoint, ...]:
         """Plans that limits get, the lowest peak first, and the program as it is last."""
-        problem, found = self._ladder.problem, list[PlanPoint]()
-        for weighed in self._ladder.curve(_HALVINGS):
-            written = _moved(problem, weighed.schedule).written_bytes
-            found.append(PlanPoint(weighed.peak_bytes, weighed.work / max(problem.work, 1), written))
-        return (*found, PlanPoint(self._search.was, 0.0))
-
-    def _is_kept_as_it_is(self, limit_bytes: int) -> bool:
-        return limit_bytes >= self._search.was
-
-    @cached_property
-    def _search(self) -> _Search:
-        program, hints, policy, needs = self._given
-        return _Search(program, hints, PlanMemory(), policy, STEP, itself, itself, needs, self._file)
+        found = list[Found]()
+        for search in self._searches:
+            found += [Found(search, weighed) for weighed in search.ladder.curve(_HALVINGS)]
+            found.append(Found(search))
+        best = list[Found]()
+        for one in sorted(found, key=lambda one: (one.peak_bytes, one.work)):
+            if not best or one.work < best[-1].work:
+                best.append(one)
+        return tuple(map(_point, best))
 
     @cached_property
-    def _ladder(self) -> Ladder:
-        return self._search.ladder()
+    def _searches(self) -> tuple[Search, ...]:
+        search = Search(self._program, self._given)
+        narrowed = search.narrowed()
+        return (search,) if narrowed is None else (search, narrowed)
 
     @cached_property
-    def _lowest_ladder(self) -> Ladder:
-        """That of what may run again where a limit cannot be kept otherwise."""
-        policy = self._given[2]
-        relaxed = policy.under_need()
-        return self._ladder if len(relaxed.marks) == len(policy.marks) else self._search.ladder(relaxed)
+    def _lowest_searches(self) -> tuple[Search, ...]:
+        """Those for what may run again where a limit cannot be kept otherwise."""
+        return tuple([search.relaxed() or search for search in self._searches])
 
 
-class _Search:
-    """Weighs programs in which nodes run again, and keeps none of them.
-
-    was: the peak of the program as it is. is_lowest: whether nothing that runs again lowers it.
-    """
-
-    def __init__(
-        self,
-        program: Program,
-        hints: Mapping[str, Number],
-        plans: PlanMemory,
-        policy: Policy,
-        held: Held,
-        before: Callable[[Program], Program],
-        around: Callable[[Program], Program],
-        needs: Needs | None,
-        file: File | None,
-    ) -> None:
-        self._file = file
-        self._program = program
-        self._hints = hints
-        self._plans = plans
-        self._policy = policy
-        self._before = before
-        self._around = around
-        self._needs = needs or Needs(hints)
-        self._least = held.least_bytes(program)
-        in_place = self._plans.in_place(before(program))[1]
-        self.was = self._peak_of(in_place, self._needs)
-        self.is_lowest = self._cannot_be_lower(in_place)
-
-    def _cannot_be_lower(self, in_place: Program) -> bool:
-        """Whether only what ran before the program is there at its peak, and what the node there reads or makes."""
-        run = self._around(in_place)
-        if run is in_place:
-            return False
-        at = simulate_peak(run, self._hints, need_of=self._needs.need_of).node
-        used = {v.tensor.storage for v in (*run.nodes[at].operands(), *run.nodes[at].results()) if v.is_tensor}
-        there = (life for life in storage_lives(run, self._hints) if life.first <= at <= life.last and life.bytes)
-        others = (life for life in there if life.storage not in used and not life.is_returned)
-        return all(run.nodes[life.first].phase is Phase.FORWARD for life in others)
-
-    def ladder(self, policy: Policy | None = None) -> Ladder:
-        """The schedules of the program. policy: another one."""
-        program, needs = self._program, self._needs
-        needs.measure(program.nodes)
-        plan = self._plans.in_place(self._before(program))[0]
-        places = {storage: buffer.number for storage, (buffer, _) in plan.places.items()}
-        policy = policy or self._policy
-        problem = build_whole_problem(program, policy, self._hints, needs.need_of, places, file=self._file)
-
-        def weigh(schedule: Schedule) -> int:
-            changed = self._before(apply_schedule(program, problem, schedule))
-            return self._peak_of(apply_plan(choose_plan(changed, self._plans.donated, commit=True)), needs.apart())
-
-        return Ladder(problem, self.was, weigh)
-
-    def _peak_of(self, in_place: Program, needs: Needs) -> int:
-        run = self._around(in_place)
-        needs.measure(run.nodes)
-        return max(simulate_peak(run, self._hints, need_of=needs.need_of).peak_bytes, self._least)
+def _point(found: Found) -> PlanPoint:
+    problem = found.search.ladder.problem
+    written = _moved(problem, found.schedule).written_bytes
+    return PlanPoint(found.peak_bytes, found.work / max(problem.work, 1), written)
 
 
 def may_pay(problem: WholeProblem) -> bool:

@@ -236,7 +236,7 @@ class Splitting:
         before = self.weighed(default, "default")
         if may_pay(problem):
             schedules = _Schedules(self, default, before.peak_bytes, policy, self._hints)
-            weighed = schedules.ladder.frugal()
+            weighed = schedules.ladder.frugal(most)
             found += [] if weighed is None else [schedules.candidate(weighed)]
         best = min(found, key=lambda one: (one.peak_bytes, one.work), default=before)
         if best.peak_bytes >= before.peak_bytes:

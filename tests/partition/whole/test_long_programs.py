@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.planning import layered_step
 from dovetail.errors import MemoryLimitTooLow
+from dovetail.partition.choose import work_to_spare
 from dovetail.partition.policy import Policy
 from dovetail.partition.whole import choose
 from dovetail.partition.whole.bounds import live_bytes
@@ -79,7 +80,12 @@ def test_where_peaks_are_not_as_expected_all_are_weighed(monkeypatch: pytest.Mon
     def found() -> list[tuple[int, int] | None]:
         ladder = _ladder(_Scales(problem, lambda schedule: 64 * (1 + len(schedule.runs) % 3)))
         points = [_numbers(ladder.under(int(free * share)).chosen) for share in _SHARES]
-        return [*points, _numbers(ladder.frugal()), (ladder.floor_bytes(), 0), *map(_numbers, ladder.curve(2))]
+        return [
+            *points,
+            _numbers(ladder.frugal(work_to_spare(ladder.problem.work))),
+            (ladder.floor_bytes(), 0),
+            *map(_numbers, ladder.curve(2)),
+        ]
 
     before = found()
     _weighed_on_each_rung(monkeypatch)

@@ -218,7 +218,7 @@ def test_what_is_said_of_limits(seed: int) -> None:
         chosen = ladder().under(point.peak_bytes).chosen
         assert chosen is not None
         assert chosen.work <= point.work
-    frugal = ladder().frugal()
+    frugal = ladder().frugal(0.02 * problem.work)
     assert frugal is None or (frugal.peak_bytes < free and frugal.work <= 0.02 * problem.work)
 
 

@@ -28,7 +28,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from dovetail.partition.choose import work_to_spare
 from dovetail.partition.whole.bounds import live_bytes
 from dovetail.partition.whole.problem import WholeProblem
 from dovetail.partition.whole.rungs import LONG, LOWEST, Rungs, rungs_for
@@ -77,10 +76,10 @@ class Ladder:
             more = rungs if rungs.count == count else Rungs(problem, peak_bytes, count)
             self._expected = _Curve(more, peak_bytes, lambda schedule: expected_peak(problem, schedule.runs))
 
-    def frugal(self) -> Weighed | None:
-        """The lowest peak for two percent of work at most; None where none is lower."""
-        found = None if self._expected is None else self._expected.frugal()
-        return found if found is not None and self._is_as_expected(found) else self._weighed.frugal()
+    def frugal(self, most_work: float) -> Weighed | None:
+        """The lowest peak for so much work at most; None where none is lower."""
+        found = None if self._expected is None else self._expected.frugal(most_work)
+        return found if found is not None and self._is_as_expected(found) else self._weighed.frugal(most_work)
 
     def under(self, limit_bytes: int) -> Choice:
         """The least work for a peak below a limit, which the program as it is does not keep."""
@@ -132,16 +131,15 @@ class _Curve:
         self._peaks: dict[tuple[Act, ...], int] = {}
         self._lowest_ones: tuple[Weighed, ...] = ()
 
-    def frugal(self) -> Weighed | None:
-        """The lowest peak for two percent of work at most; None where none is lower."""
-        most = work_to_spare(self._rungs.problem.work)
-        rung = self._rungs.lowest(lambda k: self._rungs.fits(k, most))
+    def frugal(self, most_work: float) -> Weighed | None:
+        """The lowest peak for so much work at most; None where none is lower."""
+        rung = self._rungs.lowest(lambda k: self._rungs.fits(k, most_work))
         if rung is None:
             return None
         found = [self._at(rung)]
         for lower in range(rung, max(-1, rung - _FURTHER), -1):
-            schedule = self._rungs.searched(self._rungs.budget(lower), at_most=most)
-            if schedule.peak_bytes > self._rungs.budget(lower) or schedule.work > most:
+            schedule = self._rungs.searched(self._rungs.budget(lower), at_most=most_work)
+            if schedule.peak_bytes > self._rungs.budget(lower) or schedule.work > most_work:
                 break
             found.append(self.of(schedule))
         best = min(found, key=lambda weighed: (weighed.peak_bytes, weighed.work))
