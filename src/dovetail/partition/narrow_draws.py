@@ -1,14 +1,17 @@
 """Keep for backward the zeros and ones that were drawn, not what was computed of them.
 
-    b = bernoulli(e, 0.9)                  b = bernoulli(e, 0.9); kept = _to_copy(b, bool)
-    noise = div(b, 0.9)                    noise = div(b, 0.9)
-    y = mul(x, noise)                ->    y = mul(x, noise)
-    ...                                    ...
-    d = mul(g, noise)                      b_again = _to_copy(kept, float32); noise_again = div(b_again, 0.9)
-                                           d = mul(g, noise_again)
+    b = bernoulli(e, 0.9)           b = bernoulli(e, 0.9); kept = _to_copy(b, bool); wide = _to_copy(kept, float32)
+    noise = div(b, 0.9)             noise = div(wide, 0.9)
+    y = mul(x, noise)         ->    y = mul(x, noise)
+    ...                             ...
+    d = mul(g, noise)               b_again = _to_copy(kept, float32); noise_again = div(b_again, 0.9)
+                                    d = mul(g, noise_again)
 
 Nothing is drawn twice, and what is made again has the same bits (`ops.whole_draws`). A dropout so holds one byte for
-each element until backward, not four. Cost: O(nodes + operands).
+each element until backward, not four. Forward reads the copy, too, so that all that it makes can be made again while
+the byte is kept; once nothing more is to be decided, `without_round_trips` lets it read what was drawn.
+
+Cost: O(nodes + operands).
 """
 
 from __future__ import annotations
@@ -83,8 +86,7 @@ class _Finder:
         self.hints = hints
         self.known = OrOne(hints)
         self.fixed = frozenset(made_symbols(program))
-        written = {value.tensor.storage for node in program.nodes for value in written_values(node)}
-        self.held = program.output_storages() | written
+        self.held = _held(program)
         self.readers: dict[Value, list[int]] = {}
         for at, node in enumerate(program.nodes):
             for value in dict.fromkeys(node.operands()):
@@ -175,7 +177,52 @@ def _written(program: Program, draws: Sequence[_Draw]) -> Program:
             (value,) = node.results()
             copies[at] = draft.value(f"{value.name}_kept", made[at].narrow)
             draft.nodes.append(_copy(draft.current(value), copies[at], node))
+            wide = draft.value(f"{value.name}_wide", value.tensor)
+            draft.nodes.append(_copy(copies[at], wide, node))
+            draft.substitute(value, wide)
     return draft.finish()
+
+
+def without_round_trips(program: Program) -> Program:
+    """The program in which what was drawn stands for its copy that was widened at once; itself where there is none.
+
+        b = bernoulli(e); kept = _to_copy(b, bool); wide = _to_copy(kept, float32); y = mul(x, wide)
+        b = bernoulli(e); kept = _to_copy(b, bool); y = mul(x, b)
+
+    It lies where the copy lay: either way both are there at one time with the narrow one.
+    """
+    held = _held(program)
+    triples = zip(program.nodes, program.nodes[1:], program.nodes[2:], strict=False)
+    found = [(drawn, wide) for drawn, narrow, wide in triples if _is_round_trip(drawn, narrow, wide, held)]
+    if not found:
+        return program
+    draft, dropped = Draft(program), {wide for _, wide in found}
+    for drawn, wide in found:
+        draft.move(drawn.results()[0].tensor.storage, wide.results()[0].tensor.storage)
+    sources = {wide: drawn.results()[0] for drawn, wide in found}
+    for node in program.nodes:
+        if node in dropped:
+            draft.substitute(node.results()[0], draft.current(sources[node]))
+        else:
+            draft.take(node)
+    return draft.finish()
+
+
+def _is_round_trip(drawn: Node, narrow: Node, wide: Node, held: frozenset[int]) -> bool:
+    """Whether a draw is copied to a type that holds it and back, for the first time."""
+    if narrow.target is not _to_copy or wide.target is not _to_copy or wide.recomputed:
+        return False
+    (value,), (kept,), (again,) = drawn.results() or (None,), narrow.results(), wide.results()
+    if value is None or narrow.args != (value,) or wide.args != (kept,) or holding_type(drawn) != kept.tensor.dtype:
+        return False
+    lies_alike = value.tensor.lies_like(again.tensor) and value.tensor.offset == again.tensor.offset
+    return lies_alike and held.isdisjoint({value.tensor.storage, again.tensor.storage})
+
+
+def _held(program: Program) -> frozenset[int]:
+    """Storages that are returned or written."""
+    written = {value.tensor.storage for node in program.nodes for value in written_values(node)}
+    return frozenset(program.output_storages() | written)
 
 
 def _make_again(draft: Draft, drawn: Node, chain: Sequence[Node], copy: Value) -> None:

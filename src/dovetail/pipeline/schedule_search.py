@@ -17,7 +17,7 @@ from dovetail.analysis.liveness import simulate_peak, storage_lives
 from dovetail.execute.needs import Needs
 from dovetail.ir.program import Phase, Program
 from dovetail.ir.sizes import Number
-from dovetail.partition.narrow_draws import NO_DRAWS, NarrowDraws, narrow_draws
+from dovetail.partition.narrow_draws import NO_DRAWS, NarrowDraws, narrow_draws, without_round_trips
 from dovetail.partition.policy import Policy
 from dovetail.partition.whole.apply import apply_schedule
 from dovetail.partition.whole.check import verify_whole
@@ -60,7 +60,7 @@ class Search:
         self._given = given
         self._needs = given.needs or Needs(given.hints)
         self._least = given.held.least_bytes(program)
-        in_place = given.plans.in_place(given.before(program))[1]
+        in_place = given.plans.in_place(self._before(program))[1]
         self.was = self._peak_of(in_place, self._needs)
         self.is_lowest = self._cannot_be_lower(in_place)
 
@@ -88,15 +88,19 @@ class Search:
         """The schedules of the program."""
         program, needs, given = self.program, self._needs, self._given
         needs.measure(program.nodes)
-        plan = given.plans.in_place(given.before(program))[0]
+        plan = given.plans.in_place(self._before(program))[0]
         places = {storage: buffer.number for storage, (buffer, _) in plan.places.items()}
         problem = build_whole_problem(program, given.policy, given.hints, needs.need_of, places, file=given.file)
 
         def weigh(schedule: Schedule) -> int:
-            changed = given.before(apply_schedule(program, problem, schedule))
+            changed = self._before(apply_schedule(program, problem, schedule))
             return self._peak_of(apply_plan(choose_plan(changed, given.plans.donated, commit=True)), needs.apart())
 
         return Ladder(problem, self.was, weigh)
+
+    def _before(self, program: Program) -> Program:
+        """The program before it works in place."""
+        return self._given.before(without_round_trips(program))
 
     def _peak_of(self, in_place: Program, needs: Needs) -> int:
         run = self._given.around(in_place)
@@ -139,11 +143,11 @@ class Found:
 
     def written(self) -> Program:
         """The program, proved."""
-        if self.weighed is None:
-            return self.search.program
-        result = apply_schedule(self.search.program, self.search.ladder.problem, self.weighed.schedule)
-        verify_whole(self.search.program, result)
-        return result
+        result = self.search.program
+        if self.weighed is not None:
+            result = apply_schedule(result, self.search.ladder.problem, self.weighed.schedule)
+            verify_whole(self.search.program, result)
+        return without_round_trips(result)
 
 
 def frugal(search: Search, spare: float) -> Found | None:
