@@ -122,9 +122,12 @@ def _peak(pieces: Iterable[Piece], scratch: Sequence[int]) -> int:
 
 
 def with_memory(rows: Mapping[int, ReadyRow], pieces: Sequence[Piece]) -> list[ReadyRow]:
-    """The rows with those between them that take pieces and let them go. rows: by number, which may have gaps."""
+    """The rows with those between them that take pieces and let them go. rows: by number, which may have gaps: at the
+    end as well, where nobody reads what a row gives.
+    """
     found: list[ReadyRow] = []
-    for at in range(max((*rows, *(piece.first for piece in pieces)), default=-1) + 1):
+    ends = [piece.first if piece.last is None else piece.last for piece in pieces]
+    for at in range(max((*rows, *ends), default=-1) + 1):
         found += [_taking(piece) for piece in pieces if piece.first == at]
         found += [rows[at]] if at in rows else []
         found += [ReadyRow(let_go_function(), 1, ends=piece.value) for piece in pieces if piece.last == at]
