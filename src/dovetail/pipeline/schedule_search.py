@@ -24,6 +24,7 @@ from dovetail.partition.whole.check import verify_whole
 from dovetail.partition.whole.choose import Ladder, Weighed
 from dovetail.partition.whole.problem import File, build_whole_problem
 from dovetail.partition.whole.schedule import Schedule
+from dovetail.passes.dead_code import remove_dead_code
 from dovetail.passes.inplace import PlanMemory, apply_plan, choose_plan, itself
 from dovetail.pipeline.held import STEP, Held
 
@@ -100,7 +101,7 @@ class Search:
 
     def _before(self, program: Program) -> Program:
         """The program before it works in place."""
-        return self._given.before(without_round_trips(program))
+        return self._given.before(settled(program))
 
     def _peak_of(self, in_place: Program, needs: Needs) -> int:
         run = self._given.around(in_place)
@@ -117,6 +118,13 @@ class Search:
         there = (life for life in storage_lives(run, hints) if life.first <= at <= life.last and life.bytes)
         others = (life for life in there if life.storage not in used and not life.is_returned)
         return all(run.nodes[life.first].phase is Phase.FORWARD for life in others)
+
+
+def settled(program: Program) -> Program:
+    """The program that comes of a schedule, without what only schedules need: runs of which nobody reads the results
+    before they are made again, and copies that are widened at once.
+    """
+    return remove_dead_code(without_round_trips(program))[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +155,7 @@ class Found:
         if self.weighed is not None:
             result = apply_schedule(result, self.search.ladder.problem, self.weighed.schedule)
             verify_whole(self.search.program, result)
-        return without_round_trips(result)
+        return settled(result)
 
 
 def frugal(search: Search, spare: float) -> Found | None:
