@@ -6,13 +6,17 @@ import torch
 
 from dovetail.ir.prim import Prim
 from dovetail.ops.packed import PACK_CONV, PACK_LINEAR, PackedConv, PackedLinear
+from dovetail.ops.panel_convolutions import PACK_TAPS, PanelConv, plain_kernel
 from dovetail.ops.panels import PACK_PANELS, PanelLinear, plain_weight
 from dovetail.ops.quantized import PACK_INT8, Int8Linear
+
+_MATRIX = 2
+_PACKING = (PACK_LINEAR, PACK_CONV, PACK_INT8, PACK_PANELS, PACK_TAPS)
 
 
 def is_packing(target: object) -> bool:
     """Whether a primitive gives an opaque packed weight. It takes the weight, and last what size is expected."""
-    return target is PACK_LINEAR or target is PACK_CONV or target is PACK_INT8 or target is PACK_PANELS
+    return any(target is packing for packing in _PACKING)
 
 
 def unpacks(target: object) -> bool:
@@ -22,9 +26,18 @@ def unpacks(target: object) -> bool:
 
 def takes_packed(target: object) -> bool:
     """Whether a primitive reads a packed weight, its second operand; or a plain one in its place."""
-    return isinstance(target, Prim) and isinstance(target.run, PackedLinear | PackedConv | PanelLinear | Int8Linear)
+    return isinstance(target, Prim) and isinstance(
+        target.run, PackedLinear | PackedConv | PanelLinear | PanelConv | Int8Linear
+    )
 
 
 def unpacked(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     """The weight of a shape that a packed one was made of, each bit of it."""
-    return plain_weight(tensor, shape[0]) if tensor.layout is torch.strided else tensor.to_dense()
+    if tensor.layout is not torch.strided:
+        return tensor.to_dense()
+    return plain_weight(tensor, shape[0]) if len(shape) == _MATRIX else plain_kernel(tensor, shape)
+
+
+def reads_panels(target: object) -> bool:
+    """Whether a primitive reads a weight in panels or taps."""
+    return isinstance(target, Prim) and isinstance(target.run, PanelLinear | PanelConv)

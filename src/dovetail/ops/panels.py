@@ -88,8 +88,3 @@ def panel_linear(activation: str) -> Prim:
     """
     name = "panel_linear" if activation == "none" else f"panel_linear_{activation}"
     return Prim(name, PanelLinear(checked_activation(activation)), f"prims.panel_linear({activation!r})")
-
-
-def reads_panels(target: object) -> bool:
-    """Whether a primitive multiplies by a weight in panels."""
-    return isinstance(target, Prim) and isinstance(target.run, PanelLinear)

@@ -19,11 +19,8 @@ from dovetail.errors import BadOptionValue
 from dovetail.ir.calling import CallPlan
 from dovetail.ir.draft import Draft
 from dovetail.ir.plan_inputs import renumbered
-from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Operand, Program, Value, values_in
-from dovetail.ops.packed import PACK_LINEAR, packed_linear
 from dovetail.ops.packing import is_packing, unpacks
-from dovetail.ops.panels import PACK_PANELS, PanelLinear
 from dovetail.partition.policy import Mark, Policy
 from dovetail.partition.split import split_by_phase
 from dovetail.pipeline.copies_back import carry_out_writes
@@ -250,25 +247,6 @@ def without_packing(folded: Folded) -> Folded:
             draft.substitute(node.results()[0], draft.current(plain))
         else:
             draft.take(node)
-    return replace(folded, program=draft.finish())
-
-
-def without_panels(folded: Folded) -> Folded:
-    """The program over weights that are packed for oneDNN instead, for where no executor multiplies by panels."""
-    if not any(node.target is PACK_PANELS for node in folded.program.nodes):
-        return folded
-    draft = Draft(folded.program)
-    for node in folded.program.nodes:
-        if node.target is PACK_PANELS:
-            (packed,), (weight,) = node.results(), values_in(node.args[:1])
-            meta = replace(weight.tensor, stride=(weight.tensor.shape[1], 1), storage=packed.tensor.storage, offset=0)
-            made = Value(packed.name, meta)
-            draft.substitute(packed, made)
-            node = replace(node, target=PACK_LINEAR, outputs=(made,))
-        elif isinstance(node.target, Prim) and isinstance(node.target.run, PanelLinear):
-            x, panels, _, *bias = node.args
-            node = replace(node, target=packed_linear(node.target.run.activation), args=(x, panels, *bias))
-        draft.take(node)
     return replace(folded, program=draft.finish())
 
 

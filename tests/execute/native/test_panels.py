@@ -122,6 +122,19 @@ def test_operands_that_lie_otherwise() -> None:
         torch.testing.assert_close(call(x, panels, 50, None), x @ weight.t())  # type: ignore[arg-type]
 
 
+def test_operands_that_do_not_fit() -> None:
+    x, weight = torch.randn(3, 40), torch.randn(50, 40)
+    call, panels = panel_call(PanelLinear("none")), PACK_PANELS(weight)
+    for given in ((x, panels, 51, torch.randn(50)), (x, panels, 65, None), (x[:, 1:], panels, 50, None)):
+        with pytest.raises(ValueError, match=r"multiplied by|a bias of"):
+            call(*given)  # type: ignore[arg-type]
+    bias = torch.randn(100)[::2]
+    torch.testing.assert_close(call(x, panels, 50, bias), nn.functional.linear(x, weight, bias))  # type: ignore[arg-type]
+    call(x, panels, 50, None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="multiplied by"):
+        call(x[:, 1:], panels, 50, None)  # type: ignore[arg-type]
+
+
 # --- frozen programs --------------------------------------------------------------------------------------------------
 
 

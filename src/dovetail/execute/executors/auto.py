@@ -15,15 +15,16 @@ from dovetail.execute.protocol import GroupingExecutor
 from dovetail.ir.node_groups import NodeGroup
 from dovetail.ir.program import Node, Program
 from dovetail.ir.text import Names
-from dovetail.ops.panels import reads_panels
+from dovetail.ops.packing import reads_panels
 
 if TYPE_CHECKING:
     from dovetail.execute.native import executor as native
-    from dovetail.execute.native import machine, panels
+    from dovetail.execute.native import machine, panel_calls, panels
 else:
     native = deferred("dovetail.execute.native.executor")
     machine = deferred("dovetail.execute.native.machine")
     panels = deferred("dovetail.execute.native.panels")
+    panel_calls = deferred("dovetail.execute.native.panel_calls")
 
 _NONE: Mapping[int, NodeGroup] = MappingProxyType({})
 
@@ -47,11 +48,11 @@ class AutoExecutor:
 
     def claim(self, node: Node) -> bool:
         """Whether the node multiplies by panels; no other node, by itself."""
-        return reads_panels(node.target) and panels.multiplies_panels()
+        return reads_panels(node.target) and panel_calls.has_kernel(node.target)
 
     def call(self, names: Names, node: Node) -> str:
         """The call of a claimed node."""
-        return panels.call_of(names, node)
+        return panel_calls.call_of(names, node)
 
     def bound_to(
         self, program: Program, is_free: Callable[[Node], bool], dying: Collection[int] | None = None

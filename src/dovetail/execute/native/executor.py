@@ -23,7 +23,8 @@ from dovetail.execute.native.clusters import Cluster, clusters_of
 from dovetail.execute.native.driver import THREADED
 from dovetail.execute.native.machine import driver, listing_of, unavailable
 from dovetail.execute.native.memory_text import collector
-from dovetail.execute.native.panels import call_of, multiplies_panels
+from dovetail.execute.native.panel_calls import call_of, has_kernel
+from dovetail.execute.native.panels import multiplies_panels
 from dovetail.execute.native.probes import distance_from, is_near
 from dovetail.execute.native.rows import Address, Count, ReadyRow
 from dovetail.execute.native.table_text import counter, counts_of, filler, places_of
@@ -32,7 +33,6 @@ from dovetail.ir.draft import free_name
 from dovetail.ir.node_groups import NodeGroup
 from dovetail.ir.program import Node, Operand, Program, Value
 from dovetail.ir.text import Names
-from dovetail.ops.panels import reads_panels
 from dovetail.torch_compat.native_symbols import no_mode_watches
 
 _MOST = torch.finfo(torch.float32).max
@@ -68,12 +68,12 @@ class NativeExecutor:
         return multiplies_panels()
 
     def claim(self, node: Node) -> bool:
-        """Whether the node is part of a cluster, or multiplies by panels."""
-        return node in self.nodes or (reads_panels(node.target) and multiplies_panels())
+        """Whether the node is part of a cluster, or reads panels."""
+        return node in self.nodes or has_kernel(node.target)
 
     def call(self, names: Names, node: Node) -> str:
-        """The call of the node by itself: of what multiplies by panels, or for when its cluster does not run."""
-        return call_of(names, node) if reads_panels(node.target) else cheapest_call(names, node)
+        """The call of the node by itself: of what reads panels, or for when its cluster does not run."""
+        return call_of(names, node) if has_kernel(node.target) else cheapest_call(names, node)
 
     def bound_to(
         self, program: Program, is_free: Callable[[Node], bool], dying: Collection[int] | None = None

@@ -19,6 +19,9 @@ from dovetail.execute.native.machine import function_of
 from dovetail.execute.native.vector_activations import CODES, activation_text
 from dovetail.ops.panels import WIDTH
 
+HALF = 100
+"""Added to the number of rows of a tile that is half as wide."""
+
 _BLOCK = 256  # products of a sum that is added to others
 _FEW, _SHORT = 4, 64  # of so many rows at most, blocks are shorter: BLAS rounds less there, too
 _CHUNK = 96  # rows whose part of the input stays in the cache while all panels are read
@@ -53,12 +56,44 @@ def panel_function(tile: Tile) -> int:
 
 def panel_text(tile: Tile) -> str:
     """The module, for tiles of a size."""
-    tiles = "\n".join(_tile(tile, rows) for rows in range(1, tile.rows + 1))
-    tiles += "".join(activation_text(f"{_NAME}_{name}", name, tile.lanes, _ATTRIBUTES) for name in CODES)
-    return f"{_DECLARED.format(v=_vector(tile), m=f'<{tile.lanes} x i1>', n=tile.lanes)}{tiles}\n{_all_tiles(tile)}"
+    return declarations(tile) + tiles_text(tile, _NAME) + activations_text(tile, _NAME) + _all_tiles(tile)
 
 
-_ATTRIBUTES = '"prefer-vector-width"="512" "min-legal-vector-width"="512"'  # or LLVM halves vectors on some processors
+def tiles_text(tile: Tile, name: str) -> str:
+    """The functions of tiles of all numbers of rows, `name_tile1` and so on."""
+    return "\n".join(
+        _tile(tile, rows, name, range(vectors))
+        for vectors in sorted({tile.vectors, tile.vectors // 2})
+        for rows in range(1, tile.rows + 1)
+    )
+
+
+def tile_calls(tile: Tile, name: str, arguments: str) -> tuple[str, str]:
+    """The cases of a switch and the calls of tiles: for whole panels, and for those of which half is filled, which add
+    `HALF` to the number of rows.
+    """
+    sizes = range(1, tile.rows + 1)
+    halves = {0: tile.vectors, HALF: tile.vectors // 2}
+    cases = " ".join(f"i64 {rows + more}, label %of{rows + more}" for more in halves for rows in sizes)
+    calls = "\n".join(
+        f"of{rows + more}:\n  call void @{name}_tile{rows}_{vectors}({arguments})\n  br label %next_tile"
+        for more, vectors in halves.items()
+        for rows in sizes
+    )
+    return cases, calls
+
+
+def activations_text(tile: Tile, name: str) -> str:
+    """The functions of activations, `name_gelu` and so on."""
+    return "".join(activation_text(f"{name}_{each}", each, tile.lanes, ATTRIBUTES) for each in CODES)
+
+
+def declarations(tile: Tile) -> str:
+    """What these functions call."""
+    return _DECLARED.format(v=_vector(tile), m=f"<{tile.lanes} x i1>", n=tile.lanes)
+
+
+ATTRIBUTES = '"prefer-vector-width"="512" "min-legal-vector-width"="512"'  # or LLVM halves vectors on some processors
 _DECLARED = """
 declare {v} @llvm.fma.v{n}f32({v}, {v}, {v})
 declare {v} @llvm.masked.load.v{n}f32.p0(ptr, i32, {m}, {v})
@@ -80,12 +115,13 @@ def _splat(out: list[str], name: str, kind: str, number: str, lanes: int) -> Non
     out.append(f"{name} = shufflevector {vector} {name}_one, {vector} poison, <{lanes} x i32> zeroinitializer")
 
 
-def _tile(tile: Tile, rows: int) -> str:
+def _tile(tile: Tile, rows: int, name: str, vectors: range) -> str:
     """A function: some rows by a block of a panel, added to the bias or to what is in the result."""
-    v, lanes, vectors = _vector(tile), tile.lanes, range(tile.vectors)
+    v, lanes = _vector(tile), tile.lanes
     head = (
-        f"define internal void @{_NAME}_tile{rows}(ptr %x, i64 %down, ptr %panel, ptr %start, i64 %start_down,"
-        f" ptr %out, i64 %out_down, i64 %block, i64 %columns, float %least, float %most) noinline {_ATTRIBUTES} {{"
+        f"define internal void @{name}_tile{rows}_{len(vectors)}(ptr %x, i64 %down, ptr %panel, ptr %start,"
+        f" i64 %start_down, ptr %out, i64 %out_down, i64 %block, i64 %columns,"
+        f" float %least, float %most) noinline {ATTRIBUTES} {{"
     )
     out = ["entry:"]
     out += [f"%x{i} = getelementptr float, ptr %x, i64 %xo{i}" for i in range(rows)]
@@ -108,24 +144,24 @@ def _tile(tile: Tile, rows: int) -> str:
             out.append(f"%d{i}_{j} = call {v} @llvm.fma.v{lanes}f32({v} %v{i}, {v} %w{j}, {v} %c{i}_{j})")
     out += [f"%line_next = getelementptr float, ptr %line, i64 {WIDTH}", "%n_next = add i64 %n, 1"]
     out += ["%is_last = icmp eq i64 %n_next, %block", "br i1 %is_last, label %done, label %sum", "done:"]
-    return "\n".join([head, *out, *_stored(tile, rows), "ret void", "}"])
+    return "\n".join([head, *out, *_stored(tile, rows, vectors), "ret void", "}"])
 
 
-def _stored(tile: Tile, rows: int) -> list[str]:
+def _stored(tile: Tile, rows: int, vectors: range) -> list[str]:
     """Sums are added to what they start from, clamped, and written, as many columns as there are."""
     v, lanes, out = _vector(tile), tile.lanes, list[str]()
     mask = f"<{lanes} x i1>"
     numbers = ", ".join(f"i64 {n}" for n in range(lanes))
     _splat(out, "%low", "float", "%least", lanes)
     _splat(out, "%high", "float", "%most", lanes)
-    for j in range(tile.vectors):
+    for j in vectors:
         out.append(f"%left{j} = sub i64 %columns, {j * lanes}")
         _splat(out, f"%lefts{j}", "i64", f"%left{j}", lanes)
         out.append(f"%mask{j} = icmp slt <{lanes} x i64> <{numbers}>, %lefts{j}")
     for i in range(rows):
         out.append(f"%oo{i} = mul i64 %out_down, {i}")
         out.append(f"%so{i} = mul i64 %start_down, {i}")
-        for j in range(tile.vectors):
+        for j in vectors:
             at = f"{i}_{j}"
             out.append(f"%op{at} = getelementptr float, ptr %out, i64 %oo{i}")
             out.append(f"%o{at} = getelementptr float, ptr %op{at}, i64 {j * lanes}")
@@ -144,15 +180,11 @@ def _stored(tile: Tile, rows: int) -> list[str]:
 
 def _all_tiles(tile: Tile) -> str:
     """The function of a row: chunks of rows, panels, blocks of products, tiles, in this order."""
-    sizes = range(1, tile.rows + 1)
-    cases = " ".join(f"i64 {rows}, label %of{rows}" for rows in sizes)
     arguments = (
         "ptr %xq, i64 %inputs, ptr %wq, ptr %start, i64 %start_down, ptr %oq, i64 %outputs, i64 %block, i64 %columns,"
         " float %low, float %high"
     )
-    calls = "\n".join(
-        f"of{rows}:\n  call void @{_NAME}_tile{rows}({arguments})\n  br label %next_tile" for rows in sizes
-    )
+    cases, calls = tile_calls(tile, _NAME, arguments)
     chosen = " ".join(f"i64 {code}, label %{name}" for name, code in CODES.items())
     applied = "\n".join(
         f"{name}:\n  call void @{_NAME}_{name}(ptr %op, i64 %high_rows, i64 %outputs, i64 %columns)\n"
@@ -163,7 +195,7 @@ def _all_tiles(tile: Tile) -> str:
     for name, lines in (("ACTIVATIONS", chosen), ("ACTIVATE", applied), ("CASES", cases), ("CALLS", calls)):
         text = text.replace(name, lines)
     numbers = {"WIDTH": WIDTH, "BLOCK": _BLOCK, "CHUNK": _CHUNK, "FEW": _FEW, "SHORT": _SHORT}
-    numbers |= {"MOST_LESS": tile.rows - 1, "MOST": tile.rows}
+    numbers |= {"MIDDLE": WIDTH // 2, "ADDED": HALF, "MOST_LESS": tile.rows - 1, "MOST": tile.rows}
     for name, number in numbers.items():
         text = text.replace(name, str(number))
     return text.replace("NAME", _NAME)
@@ -231,6 +263,8 @@ panel:
   %column = mul i64 %j, WIDTH
   %columns_left = sub i64 %outputs, %column
   %columns = call i64 @llvm.smin.i64(i64 %columns_left, i64 WIDTH)
+  %is_half = icmp sle i64 %columns, MIDDLE
+  %more = select i1 %is_half, i64 ADDED, i64 0
   %size = mul i64 %inputs, WIDTH
   %wo = mul i64 %j, %size
   %wp = getelementptr float, ptr %panels, i64 %wo
@@ -266,7 +300,8 @@ tile:
   %oi = mul i64 %i, %outputs
   %oq = getelementptr float, ptr %op, i64 %oi
   %start = select i1 %is_first, ptr %begin, ptr %oq
-  switch i64 %size_of, label %next_tile [CASES]
+  %which = add i64 %size_of, %more
+  switch i64 %which, label %next_tile [CASES]
 CALLS
 next_tile:
   %i_next = add i64 %i, %size_of

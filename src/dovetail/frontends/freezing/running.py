@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -12,7 +13,8 @@ from dovetail.frontends.freezing.pool import Packed, Pool
 from dovetail.frontends.freezing.variant import FrozenGuard, FrozenRunner
 from dovetail.frontends.size_guard import shape_of, strides_of
 from dovetail.frontends.variant_cache import Variant
-from dovetail.pipeline.freezing import Folded, Packing, pack, plan_packing, without_packing, without_panels
+from dovetail.pipeline.freezing import Folded, Packing, pack, plan_packing, without_packing
+from dovetail.pipeline.panel_layers import over_packed, over_panels
 
 Finish = Callable[[Folded, ExecutorList], RunnableProgram]
 
@@ -36,8 +38,8 @@ class Running:
         self._packs = packs
         self._finish = tuple(finish)
         self._folded = [one.folded for method in methods.values() for one in method.programs]
-        if not packs or not executors.multiplies_panels():
-            self._folded = list(map(without_panels, self._folded))
+        change = over_panels if packs and executors.multiplies_panels() else over_packed
+        self._folded = [replace(folded, program=change(folded.program)) for folded in self._folded]
         if not packs:
             self._folded = list(map(without_packing, self._folded))
 

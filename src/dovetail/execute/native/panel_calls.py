@@ -1,0 +1,27 @@
+"""The calls of nodes that read weights in panels or taps, one by one, by the executors that have kernels for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dovetail.execute.native.convolutions import convolution_call
+from dovetail.execute.native.panels import multiplies_panels, panel_call
+from dovetail.ir.prim import Prim
+from dovetail.ir.program import Node
+from dovetail.ir.text import Names
+from dovetail.ops.panel_convolutions import PanelConv
+from dovetail.ops.panels import PanelLinear
+
+
+def has_kernel(target: object) -> bool:
+    """Whether there is a kernel for a primitive, and machine code can be made here."""
+    return isinstance(target, Prim) and isinstance(target.run, PanelLinear | PanelConv) and multiplies_panels()
+
+
+def call_of(names: Names, node: Node) -> str:
+    """The call expression of a node for which there is a kernel."""
+    assert isinstance(node.target, Prim), "others are not claimed"
+    run: Any = node.target.run
+    call: Callable[..., Any] = panel_call(run) if isinstance(run, PanelLinear) else convolution_call(run)
+    return f"{names.constant(call, node.target.name)}({names.arguments(node)})"

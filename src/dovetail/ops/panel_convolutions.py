@@ -1,0 +1,84 @@
+"""Primitives of convolutions by weights that machine code reads in order: panels of 32 outputs, or taps of channels.
+
+    taps = prims.PACK_TAPS(weight, groups)                       # (outputs, inputs / groups, height, width), once
+    y = prims.panel_conv("relu")(x, taps, bias, size, padding, stride, groups, addend)
+
+They are made of `prims.packed_conv` where a program runs, and are in no file. Images are channels last. A weight of one
+group is laid out like that of a linear layer, over (height, width, inputs); of a group for each channel, as
+(height * width, channels). Machine code (`execute.native.convolutions`) reads them; by itself the primitive runs
+torch's operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import cast
+
+import torch
+
+from dovetail.ir.prim import Prim
+from dovetail.ops.packed import applied, checked_activation
+from dovetail.ops.panels import PACK_PANELS, WIDTH, plain_weight
+from dovetail.torch_compat.fakes import is_fake
+
+
+def _pack_taps(weight: torch.Tensor, groups: int, size: object = None) -> torch.Tensor:
+    if groups == 1:
+        rows = weight.permute(0, 2, 3, 1).reshape(weight.shape[0], -1)
+        return cast(torch.Tensor, PACK_PANELS(rows))
+    return weight.flatten(1).t().contiguous()
+
+
+# size: what the input is expected to have; taps are the same for any.
+PACK_TAPS = Prim("pack_taps", _pack_taps, "prims.PACK_TAPS")
+
+
+def taps_shape(size: Sequence[int], groups: int) -> tuple[int, ...]:
+    """The shape of taps of a weight of a size."""
+    outputs, inputs, height, width = size
+    if groups != 1:
+        return height * width * inputs, outputs
+    return -(-outputs // WIDTH), height * width * inputs, WIDTH
+
+
+def plain_kernel(taps: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
+    """The weight of a size that taps hold, each bit of it; contiguous."""
+    outputs, inputs, height, width = size
+    if taps.dim() == 2:  # (height * width, channels)
+        return taps.t().reshape(outputs, inputs, height, width)
+    return plain_weight(taps, outputs).view(outputs, height, width, inputs).permute(0, 3, 1, 2).contiguous()
+
+
+@dataclass(frozen=True, slots=True)
+class PanelConv:
+    """`activation(convolution(x, weight, bias) + addend)`, channels last. size: of the weight."""
+
+    activation: str
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        taps: torch.Tensor,
+        bias: torch.Tensor | None,
+        size: Sequence[int],
+        padding: Sequence[int],
+        stride: Sequence[int],
+        groups: int,
+        addend: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        weight = taps.new_empty(size) if is_fake(taps) or taps.is_meta else plain_kernel(taps, size)
+        made = torch.convolution(x, weight, bias, stride, padding, [1, 1], False, [0, 0], groups)
+        made = torch.empty_like(made, memory_format=torch.channels_last).copy_(made)
+        return applied(self.activation, made if addend is None else made.add_(addend))
+
+
+@cache
+def panel_conv(activation: str) -> Prim:
+    """The primitive `(x, taps, bias, size, padding, stride, groups, addend=None)`; see `PanelConv`.
+
+    activation: of `ops.packed.ACTIVATIONS`. Raises: ValueError for an unknown activation.
+    """
+    name = "panel_conv" if activation == "none" else f"panel_conv_{activation}"
+    return Prim(name, PanelConv(checked_activation(activation)), f"prims.panel_conv({activation!r})")

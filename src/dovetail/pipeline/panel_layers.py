@@ -1,0 +1,171 @@
+"""Which layers over packed weights run by machine code over panels, where a program runs.
+
+Convolutions over packed weights (`prims.packed_conv`) become convolutions over panels, or taps of channels, where that
+is faster than oneDNN: small ones, of which a call of oneDNN takes longer than the work, and those of single pixels.
+Without an executor that has these kernels, products by panels become products over oneDNN's weights, and small
+convolutions read plain weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+import torch
+
+from dovetail.ir.draft import Draft
+from dovetail.ir.prim import Prim
+from dovetail.ir.program import Node, Program, Value, values_in
+from dovetail.ops.packed import PACK_CONV, PACK_LINEAR, PackedConv, packed_linear
+from dovetail.ops.panel_convolutions import PACK_TAPS, panel_conv, taps_shape
+from dovetail.ops.panels import PACK_PANELS, WIDTH, PanelLinear
+
+# Multiplications for an image, measured on one thread with AVX-512 beside oneDNN.
+_SMALL, _SMALL_OF_PIXELS, _SMALL_BY_CHANNEL = 1 << 20, 6 << 20, 1 << 19
+_MOST_WASTE = 1.25  # of columns of panels, in larger ones
+_NARROWEST = 7  # pixels of a row, in larger ones: tiles are filled by them
+
+_IMAGE = 4
+
+
+def over_panels(program: Program) -> Program:
+    """The program whose convolutions over packed weights read panels or taps where that is faster."""
+    readers = _readers(program)
+    chosen: dict[Value, Node] = {}
+    for node in program.nodes:
+        if node.target is PACK_CONV:
+            users = readers.get(node.results()[0], [])
+            if users and all(user is not None and _is_faster(user, node) for user in users):
+                chosen[node.results()[0]] = node
+    if not chosen:
+        return program
+    draft = Draft(program)
+    for node in program.nodes:
+        run = node.target.run if isinstance(node.target, Prim) else None
+        if node.outputs and node.outputs[0] in chosen:
+            weight, groups = _weight_of(node), node.args[4]
+            assert isinstance(groups, int), "of what was chosen"
+            shape = taps_shape([int(each) for each in weight.tensor.shape if isinstance(each, int)], groups)
+            meta = replace(weight.tensor, shape=shape, offset=0)
+            made = draft.value(f"{node.results()[0].name}_taps", replace(meta, stride=_contiguous(shape)))
+            draft.substitute(node.results()[0], made)
+            node = replace(node, target=PACK_TAPS, args=(weight, groups, None), outputs=(made,))
+        elif isinstance(run, PackedConv) and node.args[1] in chosen:
+            x, packed, bias, padding, stride, _, groups, *addend = node.args
+            assert isinstance(packed, Value), "a packed weight is a value"
+            size = list(_weight_of(chosen[packed]).tensor.shape)
+            args = (x, packed, bias, size, padding, stride, groups, *addend)
+            node = replace(node, target=panel_conv(run.activation), args=args)
+        draft.take(node)
+    return draft.finish()
+
+
+def over_packed(program: Program) -> Program:
+    """The program without panels: products over weights packed for oneDNN, and small convolutions over plain ones."""
+    draft = Draft(program)
+    for node in program.nodes:
+        run = node.target.run if isinstance(node.target, Prim) else None
+        if node.target is PACK_PANELS:
+            (panels,), weight = node.results(), _weight_of(node)
+            meta = replace(
+                weight.tensor, stride=_contiguous(weight.tensor.shape), storage=panels.tensor.storage, offset=0
+            )
+            made = Value(panels.name, meta)
+            draft.substitute(panels, made)
+            node = replace(node, target=PACK_LINEAR, outputs=(made,))
+        elif isinstance(run, PanelLinear):
+            x, panels_, _, *bias = node.args
+            node = replace(node, target=packed_linear(run.activation), args=(x, panels_, *bias))
+        draft.take(node)
+    return draft.finish()
+
+
+def _weight_of(node: Node) -> Value:
+    (weight,) = values_in(node.args[:1])
+    return weight
+
+
+def _readers(program: Program) -> Mapping[Value, list[Node | None]]:
+    found: dict[Value, list[Node | None]] = {}
+    for node in program.nodes:
+        for value in node.operands():
+            found.setdefault(value, []).append(node)
+    for value in values_in(program.outputs):
+        found.setdefault(value, []).append(None)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Geometry:
+    """Of a convolution of one image."""
+
+    outputs: int
+    inputs: int
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    pixels: tuple[int, int]
+    groups: int
+
+    @property
+    def work(self) -> int:
+        """Multiplications."""
+        return self.outputs * self.inputs * prod(self.kernel) * prod(self.pixels)
+
+
+def _is_faster(user: Node, packing: Node) -> bool:
+    """Whether a reader of a packed weight is a convolution that is faster by panels or taps."""
+    found = _geometry(user, packing)
+    if found is None:
+        return False
+    if found.groups > 1:
+        return found.work <= _SMALL_BY_CHANNEL
+    if found.work <= _SMALL:
+        return True
+    waste = -(-found.outputs // WIDTH) * WIDTH / found.outputs
+    is_of_pixels = (found.kernel, found.stride, found.padding) == ((1, 1), (1, 1), (0, 0))
+    if waste > _MOST_WASTE or (len(user.args) > _ADDEND and found.work > _SMALL_OF_PIXELS):
+        return False
+    return is_of_pixels or (found.work <= _SMALL_OF_PIXELS and found.pixels[1] >= _NARROWEST)
+
+
+_ADDEND = 7  # operands of a convolution without an addend
+
+
+def _geometry(user: Node, packing: Node) -> _Geometry | None:
+    """The geometry of a convolution; None where it is none that the kernels know."""
+    run = user.target.run if isinstance(user.target, Prim) else None
+    weight = _weight_of(packing).tensor
+    if not isinstance(run, PackedConv) or user.args[1] is not packing.results()[0] or user.kwargs:
+        return None
+    x, _, _, padding, stride, dilation, groups, *_ = user.args
+    if not isinstance(x, Value) or len(weight.shape) != _IMAGE or x.tensor.dtype is not torch.float32:
+        return None
+    image, (outputs, inputs, *tall_broad) = x.tensor, weight.shape
+    before, step, apart, kernel, size = map(_two, (padding, stride, dilation, tall_broad, image.shape[2:]))
+    if before is None or step is None or apart != (1, 1) or kernel is None or size is None:
+        return None
+    if not isinstance(outputs, int) or not isinstance(inputs, int) or not isinstance(groups, int):
+        return None
+    by_channel = inputs == 1 and groups == outputs == image.shape[1]
+    if not (groups == 1 or by_channel) or weight.dtype is not torch.float32:
+        return None
+    rows, columns = ((size[at] + 2 * before[at] - kernel[at]) // step[at] + 1 for at in range(2))
+    return _Geometry(outputs, inputs, kernel, step, before, (rows, columns), groups) if min(rows, columns) > 0 else None
+
+
+def _two(numbers: object) -> tuple[int, int] | None:
+    """Two known numbers."""
+    match numbers:
+        case (int() as first, int() as second) | [int() as first, int() as second]:
+            return first, second
+    return None
+
+
+def _contiguous(shape: Sequence[object]) -> tuple[int, ...]:
+    strides, step = list[int](), 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= int(size)  # type: ignore[call-overload]
+    return tuple(reversed(strides))

@@ -1,0 +1,193 @@
+"""Convolutions as machine code: within the error of any order of additions, for tiles of both sizes."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dovetail
+from dovetail.execute.native.convolutions import convolution_call
+from dovetail.execute.native.panel_text import NARROW, WIDE, Tile
+from dovetail.execute.native.panels import multiplies_panels
+from dovetail.ops.packed import ACTIVATIONS, applied
+from dovetail.ops.panel_convolutions import PACK_TAPS, PanelConv, plain_kernel
+from tests.rotation import rotated
+
+pytestmark = pytest.mark.skipif(not multiplies_panels(), reason="no machine code can be made here")
+
+TILES = [
+    pytest.param(NARROW, id="narrow"),
+    pytest.param(
+        WIDE, id="wide", marks=pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX512", reason="AVX2")
+    ),
+]
+_LARGEST_SLOPE, _OWN_ERROR = 1.2, 2e-6  # of an activation
+
+
+def _check(
+    tile: Tile,
+    activation: str,
+    image: tuple[int, int, int, int],
+    weight_size: tuple[int, int, int, int],
+    geometry: tuple[list[int], list[int]],
+    *,
+    has_bias: bool = True,
+    adds: bool = False,
+) -> None:
+    (padding, stride), groups = geometry, image[1] // weight_size[1]
+    x, weight = torch.randn(image), torch.randn(weight_size)
+    bias = torch.randn(weight_size[0]) if has_bias else None
+    taps: Any = PACK_TAPS(weight, groups)
+    assert torch.equal(plain_kernel(taps, weight_size), weight)
+
+    def exactly(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        more = None if bias is None else bias.double()
+        return torch.convolution(x.double(), weight.double(), more, stride, padding, [1, 1], False, [0, 0], groups)
+
+    exact = exactly(x, weight, bias)
+    addend = torch.randn(exact.shape).to(memory_format=torch.channels_last) if adds else None
+    sizes = exactly(x.abs(), weight.abs(), None if bias is None else bias.abs())
+    exact, sizes = (exact, sizes) if addend is None else (exact + addend, sizes + addend.abs())
+    call = convolution_call(PanelConv(activation), tile)
+    for given in (x, x.to(memory_format=torch.channels_last)):
+        found = call(given, taps, bias, weight_size, padding, stride, groups, addend)
+        assert found.shape == exact.shape
+        assert found.is_contiguous(memory_format=torch.channels_last)
+        unit = torch.finfo(torch.float32).eps / 2
+        terms = weight[0].numel() + 3
+        bound = _LARGEST_SLOPE * terms * unit * sizes + (_OWN_ERROR if activation != "none" else 0)
+        assert ((found.double() - applied(activation, exact.clone())).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize(
+    ("image", "outputs", "kernel", "padding", "stride"),
+    rotated(
+        [
+            *product(
+                [(1, 3, 17, 19), (2, 20, 9, 7), (1, 33, 8, 30), (3, 4, 5, 5), (1, 1, 6, 6)],
+                [1, 15, 16, 17, 32, 40, 70],
+                [(1, 1), (3, 3), (5, 3), (2, 4)],
+                [[0, 0], [1, 1], [2, 0]],
+                [[1, 1], [2, 2], [2, 1]],
+            )
+        ],
+        12,
+    ),
+)
+def test_sizes(
+    tile: Tile,
+    image: tuple[int, int, int, int],
+    outputs: int,
+    kernel: tuple[int, int],
+    padding: list[int],
+    stride: list[int],
+) -> None:
+    _check(tile, "none", image, (outputs, image[1], *kernel), (padding, stride))
+
+
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize(
+    ("channels", "kernel", "padding", "stride"),
+    rotated([*product([2, 15, 16, 17, 40], [(1, 1), (3, 3), (5, 3)], [[0, 0], [1, 1], [2, 0]], [[1, 1], [2, 2]])], 12),
+)
+def test_each_channel_by_itself(
+    tile: Tile, channels: int, kernel: tuple[int, int], padding: list[int], stride: list[int]
+) -> None:
+    for has_bias in (True, False):
+        size = (channels, 1, *kernel)
+        _check(tile, "relu6", (2, channels, 11, 13), size, (padding, stride), has_bias=has_bias)
+
+
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize("activation", sorted(ACTIVATIONS))
+def test_activations_and_addends(tile: Tile, activation: str) -> None:
+    for adds, inputs in product((False, True), (20, 1)):
+        _check(tile, activation, (2, 20, 9, 7), (20, inputs, 3, 3), ([1, 1], [1, 1]), adds=adds)
+        _check(tile, activation, (2, 20, 9, 7), (40, 20, 1, 1), ([0, 0], [1, 1]), adds=adds, has_bias=False)
+
+
+@pytest.mark.parametrize("threads", [2, 5])
+def test_threads_give_the_same_bits(threads: int) -> None:
+    former = torch.get_num_threads()
+    for size, groups in (((64, 32, 3, 3), 1), ((64, 1, 5, 5), 64), ((96, 64, 1, 1), 1)):
+        x, weight, bias = torch.randn(1, size[1] * groups, 40, 40), torch.randn(size), torch.randn(size[0])
+        call, taps = convolution_call(PanelConv("silu")), PACK_TAPS(weight, groups)
+        padding = [size[2] // 2] * 2
+        found = []
+        try:
+            for count in (1, threads):
+                torch.set_num_threads(count)
+                found.append(call(x, taps, bias, size, padding, [1, 1], groups))  # type: ignore[arg-type]
+        finally:
+            torch.set_num_threads(former)
+        assert torch.equal(*found)
+
+
+def test_sizes_that_change_and_images_that_do_not_fit() -> None:
+    weight = torch.randn(8, 3, 3, 3)
+    call, taps = convolution_call(PanelConv("none")), PACK_TAPS(weight, 1)
+    for shape in ((1, 3, 9, 9), (2, 3, 5, 8), (1, 3, 9, 9), (0, 3, 5, 5)):
+        x = torch.randn(shape)
+        found = call(x, taps, None, weight.shape, [0, 0], [1, 1], 1)  # type: ignore[arg-type]
+        torch.testing.assert_close(found, nn.functional.conv2d(x, weight), rtol=1e-4, atol=1e-4)
+    for shape in ((1, 3, 2, 9), (1, 4, 9, 9)):  # torch says so
+        with pytest.raises(RuntimeError):
+            call(torch.randn(shape), taps, None, weight.shape, [0, 0], [1, 1], 1)  # type: ignore[arg-type]
+
+
+def test_operands_that_do_not_fit() -> None:
+    x, weight = torch.randn(1, 4, 9, 9), torch.randn(8, 4, 3, 3)
+    call, taps = convolution_call(PanelConv("none")), PACK_TAPS(weight, 1)
+    with pytest.raises(RuntimeError):
+        call(x, taps, torch.randn(7), weight.shape, [0, 0], [1, 1], 1)  # type: ignore[arg-type]
+    bias = torch.randn(16)[::2]
+    found = call(x, taps, bias, weight.shape, [0, 0], [1, 1], 1)  # type: ignore[arg-type]
+    torch.testing.assert_close(found, nn.functional.conv2d(x, weight, bias), rtol=1e-4, atol=1e-4)
+
+
+# --- frozen programs --------------------------------------------------------------------------------------------------
+
+
+class _Blocks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), nn.BatchNorm2d(16), nn.ReLU6())
+        self.depth = nn.Sequential(nn.Conv2d(16, 16, 3, 1, 1, groups=16), nn.SiLU())
+        self.mixed, self.head = nn.Conv2d(16, 16, 1), nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        x = (x + self.mixed(self.depth(x))).relu()
+        made: Tensor = self.head(x.mean((2, 3)))
+        return made
+
+
+@pytest.mark.parametrize("executors", [("auto", "aten"), ("native", "aten"), ("aten",)])
+def test_a_frozen_model(tmp_path: Path, executors: tuple[str, ...]) -> None:
+    model = _Blocks().eval()
+    frozen = dovetail.freeze(model, (torch.randn(2, 3, 32, 32),), passes="fast", executors=executors)
+    for images in (1, 2, 5):
+        x = torch.randn(images, 3, 32, 32)
+        torch.testing.assert_close(frozen(x), model(x), rtol=1e-4, atol=1e-5)
+    frozen.save(tmp_path / "a.dovetail")
+    loaded = dovetail.load(tmp_path / "a.dovetail", executors=executors)
+    assert torch.equal(loaded(x), frozen(x))
+    other = _Blocks().eval()
+    frozen.swap_weights(other.state_dict())
+    torch.testing.assert_close(frozen(x), other(x), rtol=1e-4, atol=1e-5)
+
+
+def test_weights_come_back_when_they_are_saved(tmp_path: Path) -> None:
+    model, x = _Blocks().eval(), torch.randn(1, 3, 32, 32)
+    expected = model(x)
+    frozen = dovetail.freeze(model, (x,), passes="fast", discard_originals=True)
+    frozen(x)
+    frozen.save(tmp_path / "a.dovetail")
+    plain = dovetail.load(tmp_path / "a.dovetail", prepack=False, executors=("aten",))
+    torch.testing.assert_close(plain(x), expected, rtol=1e-4, atol=1e-5)

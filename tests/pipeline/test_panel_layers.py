@@ -1,0 +1,66 @@
+"""Which convolutions and products run over panels, and what they become without machine code."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+
+from dovetail.ir.program import Program
+from dovetail.passes.panels import panels
+from dovetail.passes.prepack import prepack
+from dovetail.pipeline.panel_layers import over_packed, over_panels
+from dovetail.torch_compat.onednn import has_onednn
+from tests.passes.described import assert_described_as_made
+from tests.passes.recorded_models import Recorded, assert_rounded_as, record
+from tests.rounding import in_float64
+
+pytestmark = pytest.mark.skipif(not has_onednn(), reason="this torch has no oneDNN")
+
+
+def _names(program: Program) -> Counter[str]:
+    return Counter(getattr(node.target, "name", "") for node in program.nodes if hasattr(node.target, "name"))
+
+
+def _check(recorded: Recorded, program: Program, model: nn.Module, x: torch.Tensor) -> None:
+    with torch.no_grad():
+        assert_rounded_as(recorded.run(program, x), model(x), in_float64(model, x))
+    assert_described_as_made(program, [recorded.tensors.get(value.name, x) for value in program.inputs])
+
+
+@pytest.mark.parametrize(
+    ("layer", "is_chosen"),
+    [
+        (nn.Conv2d(16, 32, 1), True),
+        (nn.Conv2d(16, 32, 3, 2, 1), True),
+        (nn.Conv2d(16, 16, 5, 1, 2, groups=16), True),
+        (nn.Conv2d(16, 256, 1), True),  # of pixels
+        (nn.Conv2d(16, 256, 3, padding=1), False),  # large
+        (nn.Conv2d(16, 33, 3, padding=1), False),  # large, and panels that are half empty
+        (nn.Conv2d(16, 32, 3, groups=2), False),
+        (nn.Conv2d(16, 32, 3, dilation=2), False),
+        (nn.Conv2d(16, 32, 1, groups=16), False),  # two outputs for each channel
+    ],
+)
+def test_convolutions(layer: nn.Module, is_chosen: bool) -> None:
+    model, x = nn.Sequential(layer, nn.SiLU()).eval(), torch.randn(2, 16, 24, 24).to(memory_format=torch.channels_last)
+    recorded = record(model, x)
+    program, _ = prepack(recorded.program, recorded.constants, recorded.infer)
+    made = over_panels(program)
+    assert _names(made)["panel_conv_silu"] == is_chosen
+    assert _names(made)["packed_conv_silu"] == (not is_chosen)
+    assert (made is program) == (not is_chosen)
+    _check(recorded, made, model, x)
+
+
+def test_products_without_machine_code() -> None:
+    model, x = nn.Sequential(nn.Linear(256, 300), nn.GELU()).eval(), torch.randn(3, 256)
+    recorded = record(model, x)
+    program, _ = panels(recorded.program, recorded.constants, recorded.infer)
+    assert _names(program) == {"pack_panels": 1, "panel_linear_gelu": 1}
+    made = over_packed(program)
+    assert _names(made) == {"pack_linear": 1, "packed_linear_gelu": 1}
+    with torch.no_grad():
+        assert_rounded_as(recorded.run(made, x), model(x), in_float64(model, x))
