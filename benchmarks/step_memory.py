@@ -24,7 +24,7 @@ from benchmarks.clock import own_now
 from benchmarks.measure import EAGER, describe_error
 from benchmarks.processes import ROOT, ask_fresh_process
 from benchmarks.training_steps import (
-    BUDGET,
+    BUDGETS,
     HOOKS,
     INDUCTOR,
     JAX,
@@ -144,7 +144,7 @@ def ask_for_ways(
         answer = ask_fresh_process("step-memory", {**arguments, "ways": chosen}, threads=threads, timeout_s=timeout_s)
         return dict.fromkeys(chosen, answer) if "error" in answer else answer
 
-    by_dynamo = [way for way in ways if way in (INDUCTOR, BUDGET)]
+    by_dynamo = [way for way in ways if way in (INDUCTOR, *BUDGETS)]
     by_jax = [way for way in ways if way in (JAX, JAX_CHECKPOINT)]
     answers = ask([way for way in ways if way not in (*by_dynamo, *by_jax) and not (clip and way == HOOKS)])
     for way in by_dynamo:

@@ -27,18 +27,18 @@ HOOKS = "eager + hooks"
 DOVETAIL = "dovetail"
 INDUCTOR = "inductor"
 CHECKPOINT = "eager + checkpoint"
-BUDGET = "aot_eager budget 0"
+BUDGETS = {"aot_eager budget 0": 0.0, "aot_eager budget 0.5": 0.5}
 HALF = "dovetail half"
 LOWEST = "dovetail lowest"
 FAST = "dovetail fast"
 ARENA = "dovetail arena"
 JAX = "jax.jit"
 JAX_CHECKPOINT = "jax.jit + checkpoint"
-WAYS = (EAGER, HOOKS, CHECKPOINT, BUDGET, DOVETAIL, HALF, LOWEST, FAST, INDUCTOR, JAX, JAX_CHECKPOINT)
+WAYS = (EAGER, HOOKS, CHECKPOINT, *BUDGETS, DOVETAIL, HALF, LOWEST, FAST, INDUCTOR, JAX, JAX_CHECKPOINT)
 """hooks: each parameter has an optimizer of its own, which steps in backward as soon as the gradient is complete.
-checkpoint: each layer of the model within `torch.utils.checkpoint`. budget 0: eager's operators behind AOTAutograd's
-partitioner, with `activation_memory_budget` at 0. half, lowest: limits of half of eager's peak, and of the lowest that
-is found. fast: `numerics="fast"`, whose results differ by rounding.
+checkpoint: each layer of the model within `torch.utils.checkpoint`. budget: eager's operators behind AOTAutograd's
+partitioner, with `activation_memory_budget` at that. half, lowest: limits of half of eager's peak, and of the lowest
+that is found. fast: `numerics="fast"`, whose results differ by rounding.
 inductor: `torch.compile` of the model; backward and optimizer are those of eager. jax.jit: a network of the same shapes
 in JAX, with donated weights (`benchmarks/jax_worker.py`), and with each layer in `jax.checkpoint`."""
 _PARTITIONED = "aot_eager_decomp_partition"
@@ -105,8 +105,8 @@ def _forward(way: str, model: nn.Module) -> Callable[..., Any]:
     """The model as a way runs it."""
     if way == CHECKPOINT:
         _checkpoint_layers(model)
-    if way == BUDGET:
-        importlib.import_module("torch._functorch.config").activation_memory_budget = 0.0  # of this process
+    if way in BUDGETS:
+        importlib.import_module("torch._functorch.config").activation_memory_budget = BUDGETS[way]  # of this process
         return compile_for(_PARTITIONED, model)
     return compile_for(INDUCTOR, model) if way == INDUCTOR else model
 
