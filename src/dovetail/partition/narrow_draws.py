@@ -37,12 +37,13 @@ _to_copy = torch.ops.aten._to_copy.default
 @dataclass(frozen=True, slots=True)
 class NarrowDraws:
     """kept: names of the draws of which a narrower copy is kept. again: how many nodes run for it in backward.
-    work: of these and of the copies, as `work_of` counts.
+    work: of these and of the copies, as `work_of` counts. saved_bytes: how much less is kept for backward.
     """
 
     kept: tuple[str, ...] = ()
     again: int = 0
     work: int = 0
+    saved_bytes: int = 0
 
 
 NO_DRAWS = NarrowDraws()
@@ -51,7 +52,7 @@ NO_DRAWS = NarrowDraws()
 @dataclass(frozen=True, slots=True)
 class _Draw:
     """at: the node that draws. narrow: the copy. chain: nodes that make again what backward reads, in order.
-    reader: the first node of backward that reads any of it. work: see `NarrowDraws`.
+    reader: the first node of backward that reads any of it. work, saved_bytes: see `NarrowDraws`.
     """
 
     at: int
@@ -59,6 +60,7 @@ class _Draw:
     chain: tuple[Node, ...]
     reader: int
     work: int
+    saved_bytes: int
 
 
 def narrow_draws(
@@ -77,7 +79,8 @@ def narrow_draws(
     if not found:
         return program, NarrowDraws()
     kept = tuple([program.nodes[draw.at].results()[0].name for draw in found])
-    return _written(program, found), NarrowDraws(kept, sum([len(draw.chain) + 1 for draw in found]), work)
+    again, saved = sum([len(draw.chain) + 1 for draw in found]), sum([draw.saved_bytes for draw in found])
+    return _written(program, found), NarrowDraws(kept, again, work, saved)
 
 
 class _Finder:
@@ -111,12 +114,13 @@ class _Finder:
         lies_plainly = meta.offset == 0 and (meta.is_contiguous() or is_dense(meta.shape, meta.stride))
         if not lies_plainly or not read or not read.keys().isdisjoint(self.held):
             return None
-        if sum([self._bytes(made.tensor) for made in read.values()]) <= self._bytes(narrow):
+        saved = sum([self._bytes(made.tensor) for made in read.values()]) - self._bytes(narrow)
+        if saved <= 0:
             return None
         chain = _chain(late, makers)
         copies = 2 * work_of(_copy(value, Value("kept", replace(narrow, storage=-1)), node), self.hints)
         work = copies + sum([work_of(one, self.hints) for one in chain])
-        return _Draw(at, narrow, chain, min(late.values()), work)
+        return _Draw(at, narrow, chain, min(late.values()), work, saved)
 
     def _made_of(self, value: Value) -> dict[Value, Node]:
         """What forward makes of a value alone, at little cost, with the nodes that make it, in order."""

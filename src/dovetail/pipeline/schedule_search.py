@@ -65,16 +65,17 @@ class Search:
         self.was = self._peak_of(in_place, self._needs)
         self.is_lowest = self._cannot_be_lower(in_place)
 
-    def narrowed(self, most_work: float = math.inf) -> Search | None:
+    def narrowed(self, most_work: float = math.inf, below_bytes: float = math.inf) -> Search | None:
         """The same of the program that keeps draws as narrower copies; None where the peak would be higher.
 
-        most_work: for the copies.
+        most_work: for the copies. below_bytes: a peak that is of no use; the lowest one is looked at before anything is
+        worked out.
         """
         program, draws = narrow_draws(self.program, self._given.hints, most_work)
-        if not draws.kept:
+        if not draws.kept or self.was - draws.saved_bytes >= below_bytes:
             return None
         other = Search(program, self._given, draws)
-        return other if other.was <= self.was else None
+        return other if other.was <= self.was and other.was < below_bytes else None
 
     def relaxed(self) -> Search | None:
         """The same where wishes to save are given up; None where there are none."""
@@ -160,29 +161,31 @@ class Found:
 
 def frugal(search: Search, spare: float) -> Found | None:
     """The lowest peak for so much work; None where none is lower than that of the program as it is."""
-    first = search.ladder.frugal(spare)
-    found = [] if first is None else [Found(search, first)]
-    left = spare - (0 if first is None else first.work)
-    tried = set[NarrowDraws]()
-    for most in (spare, left):
-        narrowed = search.narrowed(most)
-        if narrowed is not None and narrowed.draws not in tried:
-            tried.add(narrowed.draws)
-            found.append(Found(narrowed, narrowed.ladder.frugal(spare - narrowed.draws.work)))
-    best = min(found, key=lambda one: (one.peak_bytes, one.work), default=None)
-    return best if best is not None and best.peak_bytes < search.was else None
+    weighed = search.ladder.frugal(spare)
+    found = None if weighed is None else Found(search, weighed)
+    narrowed = search.narrowed(spare, search.was if found is None else found.peak_bytes)
+    if narrowed is None:
+        return found
+    weighed = narrowed.ladder.frugal(spare - narrowed.draws.work)
+    return Found(narrowed, weighed)
 
 
 def under(search: Search, most_bytes: int) -> tuple[Found | None, int]:
     """The least work for a peak below a limit that the program as it is does not keep; and the lowest peak if none."""
-    narrowed, found, floor = search.narrowed(), list[Found](), search.was
-    for one in (search,) if narrowed is None else (search, narrowed):
-        if one.was <= most_bytes:
-            found.append(Found(one))
-            continue
-        choice = one.ladder.under(most_bytes)
-        if choice.chosen is not None:
-            found.append(Found(one, choice.chosen))
-        else:
-            floor = min(floor, one.was, choice.floor_bytes)
-    return min(found, key=lambda one: (one.work, one.peak_bytes), default=None), floor
+    found, floor = _under(search, most_bytes)
+    narrowed = search.narrowed()
+    if narrowed is None or (found is not None and found.work <= narrowed.draws.work):
+        return found, floor
+    other, lowest = _under(narrowed, most_bytes)
+    both = [one for one in (found, other) if one is not None]
+    return min(both, key=lambda one: (one.work, one.peak_bytes), default=None), min(floor, lowest)
+
+
+def _under(search: Search, most_bytes: int) -> tuple[Found | None, int]:
+    """The same for one form of the program."""
+    if search.was <= most_bytes:
+        return Found(search), search.was
+    choice = search.ladder.under(most_bytes)
+    if choice.chosen is None:
+        return None, min(search.was, choice.floor_bytes)
+    return Found(search, choice.chosen), choice.chosen.peak_bytes
