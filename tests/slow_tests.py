@@ -1,4 +1,4 @@
-"""Tests that take long: `make test` runs each of them every third day, and `make sweep` all.
+"""Tests that take long: `make test` runs each of them every fourth day, and `make sweep` all.
 
 `slow_tests.txt` names them, without their cases. It is written from a report of a whole run:
 
@@ -20,7 +20,7 @@ import pytest
 from tests import rotation
 
 FILE = Path(__file__).with_suffix(".txt")
-_DAYS = 3
+_DAYS = 4
 
 
 def names() -> tuple[str, ...]:
