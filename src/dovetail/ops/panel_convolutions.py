@@ -69,7 +69,9 @@ class PanelConv:
         addend: torch.Tensor | None = None,
     ) -> torch.Tensor:
         weight = taps.new_empty(size) if is_fake(taps) or taps.is_meta else plain_kernel(taps, size)
-        made = torch.convolution(x, weight, bias, stride, padding, [1, 1], False, [0, 0], groups)
+        if any(padding):  # around the image, as machine code does it: it takes as much
+            x = torch.nn.functional.pad(x, (padding[1], padding[1], padding[0], padding[0]))
+        made = torch.convolution(x, weight, bias, stride, [0, 0], [1, 1], False, [0, 0], groups)
         made = torch.empty_like(made, memory_format=torch.channels_last).copy_(made)
         return applied(self.activation, made if addend is None else made.add_(addend))
 

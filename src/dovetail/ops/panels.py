@@ -63,9 +63,12 @@ class PanelLinear:
         check_panels(x, weight, outputs, bias)
         if is_fake(x) or x.is_meta:
             return x.new_empty((*x.shape[:-1], outputs))
-        if weight.dim() == _PANELS:
-            weight = plain_weight(weight, outputs)
-        return applied(self.activation, torch.nn.functional.linear(x.contiguous(), weight, bias))
+        if weight.dim() != _PANELS:
+            return applied(self.activation, torch.nn.functional.linear(x.contiguous(), weight, bias))
+        made = x.new_empty((*x.shape[:-1], outputs))
+        for panel, part in zip(weight, made.split(WIDTH, -1), strict=True):  # takes no more than machine code
+            part.copy_(x @ panel[:, : part.shape[-1]])
+        return applied(self.activation, made if bias is None else made.add_(bias))
 
 
 def check_panels(x: torch.Tensor, weight: torch.Tensor, outputs: int, bias: torch.Tensor | None) -> None:

@@ -20,6 +20,7 @@ from dovetail.ir.calling import CallPlan
 from dovetail.ir.draft import Draft
 from dovetail.ir.plan_inputs import renumbered
 from dovetail.ir.program import Node, Operand, Program, Value, values_in
+from dovetail.ir.signature import Buffer
 from dovetail.ops.packing import is_packing, unpacks
 from dovetail.partition.policy import Mark, Policy
 from dovetail.partition.split import split_by_phase
@@ -127,9 +128,11 @@ class Folded:
 
 def within_limit(folded: Folded, context: Context, dump: Dump) -> Folded:
     """The program in which nodes run again as far as the limit asks for it. Raises: MemoryLimitTooLow."""
-    start, program, limit = time.perf_counter_ns(), folded.program, _limit(context)
+    start, whole, limit = time.perf_counter_ns(), folded.program, _limit(context)
     if limit is None:
         return folded
+    packings = tuple(_packings(whole))
+    program = _given_packed(whole, packings) if packings else whole
 
     patterns = context.options.policy
     patterns.meet(program)
@@ -141,9 +144,24 @@ def within_limit(folded: Folded, context: Context, dump: Dump) -> Folded:
 
     state, plans = context.state_bytes, context.plans
     changed, report = recompute.recompute(program, context.hints, plans, limit, state, policy, FROZEN, before=before)
-    spent, counts = elapsed_us(start), (len(program.nodes), len(changed.nodes))
+    if packings:
+        nodes = (*packings, *changed.nodes)
+        changed = replace(changed, nodes=nodes, inputs=whole.inputs, signature=whole.signature)
+    spent, counts = elapsed_us(start), (len(whole.nodes), len(changed.nodes))
     dump.step("recompute", changed, StepRecord("recompute", *counts, spent, str(report), details=report))
     return replace(folded, program=changed)
+
+
+def _given_packed(program: Program, packings: tuple[Node, ...]) -> Program:
+    """The program that is given packed weights: they are as large as those that they stand for, and made once."""
+    packed = [value for node in packings for value in node.results()]
+    signature, left = program.signature, set(packings)
+    return replace(
+        program,
+        nodes=tuple(node for node in program.nodes if node not in left),
+        inputs=(*program.inputs, *packed),
+        signature=replace(signature, inputs=(*signature.inputs, *(Buffer(value.name) for value in packed))),
+    )
 
 
 def refuse_idle_policy(options: Options) -> None:

@@ -169,3 +169,12 @@ def test_a_weight_that_two_methods_read_otherwise_is_packed_for_each() -> None:
             in_float64(_Called(model, name), x).assert_holds(getattr(frozen, name)(x))
     plain = frozen.constant_bytes() - model.weight.untyped_storage().nbytes()
     assert plain == 2 * model.weight.untyped_storage().nbytes()
+
+
+@pytest.mark.parametrize("passes", ["fast", ["prepack"], ["panels"]])
+def test_packed_weights_are_no_part_of_what_a_call_takes(passes: Any) -> None:
+    model, x = Block().eval(), torch.randn(4, 128)
+    weights = sum(weight.numel() for weight in model.parameters()) * 4
+    small = weights + weights // 4  # a weight once more would not fit
+    frozen = dovetail.freeze(model, (x,), passes=passes, memory_limit=small, dynamic_shapes="static")
+    torch.testing.assert_close(frozen(x), model(x), rtol=1e-4, atol=1e-5)
