@@ -209,3 +209,54 @@ def test_steps_keep_eagers_bits_with_less_memory(name: str) -> None:
     program = training.called.program  # type: ignore[union-attr]
     again = [node for node in program.nodes if node.recomputed and "_to_copy" in str(node.target)]
     assert name in ("feature", "expanded") or len(again) >= 3  # which draw a number for a whole column
+
+
+# --- graphs -----------------------------------------------------------------------------------------------------------
+
+
+def _layers() -> nn.Module:
+    torch.manual_seed(0)
+    made: list[nn.Module] = []
+    for _ in range(6):
+        made += [nn.Linear(32, 32), nn.GELU(), nn.Dropout(0.1)]
+    return nn.Sequential(*made, nn.Linear(32, 4))
+
+
+def _trained(called: Callable[[Tensor], Tensor], net: nn.Module) -> list[Tensor]:
+    """What calls and their backwards leave: that of the loss, and one of a part of the result."""
+    torch.manual_seed(5)
+    x, left = torch.randn(64, 32), list[Tensor]()
+    for number in range(3):
+        net.zero_grad()
+        result = called(x)
+        (result.square().mean() if number != 1 else result[:, :2].sum()).backward()
+        left += [result.detach(), *(p.grad.clone() for p in net.parameters() if p.grad is not None)]
+    return [*left, torch.get_rng_state()]
+
+
+@pytest.mark.parametrize("door", ["compile", "torch.compile"])
+def test_graphs_keep_lower_limits_with_eagers_bits(door: str) -> None:
+    net = _layers()
+    eager = _trained(net, net)
+    kept = dovetail.compile(_layers(), partition="default")
+    free = dovetail.explain(kept, torch.randn(64, 32)).call.peak_bytes
+    net = _layers()
+    with pytest.raises(MemoryLimitTooLow) as caught:
+        dovetail.compile(net, memory_limit="transient:1B")(torch.randn(64, 32))
+    floor = int(caught.value.facts["floor_bytes"])
+    assert floor < 0.6 * free
+    limit = f"transient:{floor}B"
+    if door == "compile":
+        called = dovetail.compile(net, memory_limit=limit, verify=2)
+        assert dovetail.explain(called, torch.randn(64, 32)).call.peak_bytes <= floor
+    else:
+        called = torch.compile(net, backend="dovetail", options={"memory_limit": limit})
+    assert all(map(torch.equal, _trained(called, net), eager))
+
+
+def test_graphs_keep_factors_where_the_limit_is_kept_anyway() -> None:
+    net, other = _layers(), _layers()
+    called = dovetail.compile(net, memory_limit="6GiB")
+    assert all(map(torch.equal, _trained(called, net), _trained(other, other)))
+    (graph,) = called.graphs
+    assert not any("_to_copy" in str(node.target) for node in graph.forward.program.nodes)

@@ -28,7 +28,8 @@ from dovetail.ir.program import Program
 from dovetail.ir.signature import Gradient, InputMutation, Tangent, WriteKind
 from dovetail.ir.sizes import Number
 from dovetail.ir.stages import verify_program
-from dovetail.partition.choose import PartitionReport, joined
+from dovetail.partition.choose import joined
+from dovetail.partition.narrow_draws import without_round_trips
 from dovetail.partition.split import Split, dying_inputs
 from dovetail.partition.whole.forced import recompute_as_asked
 from dovetail.passes.inplace import PlanMemory
@@ -45,6 +46,7 @@ from dovetail.pipeline.memory_limit import refuse_unknown_sizes, state_bytes
 from dovetail.pipeline.options import Options
 from dovetail.pipeline.passes import Context
 from dovetail.pipeline.splitting import Splitting
+from dovetail.pipeline.stage_records import functionalized, partitioned, wrote_inputs
 from dovetail.torch_compat.autograd import frees_arriving_gradients
 from dovetail.torch_compat.modes import autocast_off, casts_in_force
 
@@ -181,7 +183,7 @@ class _GraphCompiler:
         program = programs.functional
         self._options.policy.meet(program)
         dump.step("recorded", programs.recorded)
-        record = _functionalized(programs.recorded, program, start)
+        record = functionalized(programs.recorded, program, start)
         dump.step("functional", program, record, comparable=programs.comparable)
         if self._options.verify > 1 and programs.comparable:
             verify_same_results("functionalize", programs.recorded, program, self._hints)
@@ -197,6 +199,9 @@ class _GraphCompiler:
             compilers.joint(joint, example_inputs_of(joint))
         if self._splitting.limit is not None:
             refuse_unknown_sizes(program, self._options.memory_limit)
+        plain, program = program, self._splitting.narrowed(program, state_bytes(program))
+        if program is not plain:
+            dump.step("narrow_draws", program)
         split = self._partitioned(program, dump, pattern)
         self._offer(split, dump)
         if self._options.compilers is not None:
@@ -211,7 +216,8 @@ class _GraphCompiler:
         with autocast_off():
             made = self._recording.programs(name, self._recording.likely_pattern()).functional
         made, _ = run_passes("joint", made, context, Dump(None, name, {}), decisions=self._decisions)
-        return recompute_as_asked(made, self._options.policy, self._hints, is_split=True)[0]
+        made, _ = recompute_as_asked(made, self._options.policy, self._hints, is_split=True)
+        return self._splitting.narrowed(made)
 
     def _partitioned(self, program: Program, dump: Dump, pattern: Pattern) -> Split:
         """The program in halves."""
@@ -221,7 +227,7 @@ class _GraphCompiler:
         split, level = halves.split, self._options.verify
         if halves.joint is not program:
             dump.step("recompute", halves.joint)
-        record = _partitioned(program, split, halves.report, start)
+        record = partitioned(program, split, halves.report, start)
         if halves.report is not None:
             logger.info("%s: %s", self._name, halves.report)
         if level:
@@ -230,6 +236,7 @@ class _GraphCompiler:
                 verify_program(half, writes)
         if level > 1 and self._splitting.kept is not None:
             verify_same_results("partition", program, joined(halves.joint, split), self._hints)
+        split = replace(split, forward=without_round_trips(split.forward))
         dump.step("forward", split.forward, record, part=FORWARD)
         dump.step("backward", split.backward, record, part=BACKWARD)
         dump.computed_from(split.sources)
@@ -240,7 +247,7 @@ class _GraphCompiler:
         splitting, donated = self._splitting, self._donated.offered
         written = splitting.written(split.forward)
         if written is not split.forward:
-            dump.step("write_inputs-forward", written, _wrote_inputs(split.forward, written), FORWARD)
+            dump.step("write_inputs-forward", written, wrote_inputs(split.forward, written), FORWARD)
         plans = PlanMemory(donated, splitting.plans.need_of) if donated else splitting.plans
         context = Context(self._options, self._hints, donated=donated, plans=plans, state_bytes=state)
         kind = "forward" if split.backward.nodes else "inference"
@@ -370,26 +377,6 @@ class _GraphCompiler:
         dying = self._dying(split, pattern, surely=self._options.arena)  # others take what may die as what does
         compiled = self._dumps[pattern].watched(self._code_for(split.backward, None, dying), BACKWARD)
         return CompiledBackward.of(compiled, tangents, self._residuals)
-
-
-def _functionalized(recorded: Program, functional: Program, start_ns: int) -> StepRecord:
-    """What recording the backward and taking the writes out did."""
-    before, after = (sum(map(writes, program.nodes)) for program in (recorded, functional))
-    did = f"{before} writes became new values" if not after else f"{before - after} of {before} writes became values"
-    return StepRecord("functional", len(recorded.nodes), len(functional.nodes), elapsed_us(start_ns), did)
-
-
-def _partitioned(program: Program, split: Split, report: PartitionReport | None, start_ns: int) -> StepRecord:
-    """What the split did; the rejected cut is its reason."""
-    after = len(split.forward.nodes) + len(split.backward.nodes)
-    did = f"{len(split.residuals)} values are saved for backward" + (f"; {report}" if report is not None else "")
-    reason = report.reason if report is not None else ""
-    return StepRecord("partition", len(program.nodes), after, elapsed_us(start_ns), did, reason, report)
-
-
-def _wrote_inputs(before: Program, after: Program) -> StepRecord:
-    did = f"{len(after.nodes) - len(before.nodes)} writes to inputs happen in the program"
-    return StepRecord("write_inputs", len(before.nodes), len(after.nodes), 0, did)
 
 
 def _residual_inputs(forward: Program, plan: CallPlan) -> dict[int, int]:

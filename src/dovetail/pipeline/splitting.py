@@ -42,17 +42,15 @@ from dovetail.partition.choose import (
     step_cost,
     work_to_spare,
 )
+from dovetail.partition.narrow_draws import narrow_draws, without_round_trips
 from dovetail.partition.policy import Mark, Policy
 from dovetail.partition.problem import Problem
 from dovetail.partition.split import Split, dying_inputs, split_by_phase
-from dovetail.partition.whole.apply import apply_schedule
-from dovetail.partition.whole.check import verify_sources, verify_whole
-from dovetail.partition.whole.choose import Ladder, Weighed
-from dovetail.partition.whole.halves import read_until, split_with_repeats
+from dovetail.partition.whole.check import verify_sources
+from dovetail.partition.whole.choose import Weighed
+from dovetail.partition.whole.halves import read_until
 from dovetail.partition.whole.problem import build_whole_problem
-from dovetail.partition.whole.schedule import Schedule
 from dovetail.partition.work import work_of
-from dovetail.passes.dead_code import remove_dead_code
 from dovetail.passes.inplace import PlanMemory
 from dovetail.pipeline.copies_back import carry_out_writes
 from dovetail.pipeline.driver import weighed_passes
@@ -63,9 +61,9 @@ from dovetail.pipeline.memory_limit import MemoryLimit, memory_limit
 from dovetail.pipeline.options import Options
 from dovetail.pipeline.passes import Context
 from dovetail.pipeline.recompute import floor_of, may_pay, recompute, too_low
+from dovetail.pipeline.split_schedules import WHOLE, Schedules
 from dovetail.torch_compat.autograd import frees_arriving_gradients
 
-WHOLE = "whole program"
 _HALVINGS = 3  # of the ladder, for a backward that is planned later
 
 
@@ -73,7 +71,7 @@ class Splitting:
     """Splits the programs of one graph for all patterns of gradients that arrive: the first one decides what is saved.
 
     kept: names of what forward saves, where that is not the default. needs: what operators take for themselves.
-    plans: how halves work in place.
+    plans: how halves work in place. draws: names of those that are kept as narrower copies; None: not decided yet.
     """
 
     def __init__(
@@ -86,6 +84,7 @@ class Splitting:
         """leaves: numbers of the inputs that are leaves of autograd's graph."""
         limit = None if options.memory_limit is None else memory_limit(options.memory_limit)
         self.kept: frozenset[str] | None = None
+        self.draws: frozenset[str] | None = None
         self.needs = Needs(hints)
         self.plans = PlanMemory(need_of=None if limit is None else self.needs.need_of)
         self.limit = limit
@@ -107,7 +106,8 @@ class Splitting:
         """Forward with its writes to inputs; the same object for the same program."""
         known = self._written.get(id(forward))
         if known is None:
-            known = self._written[id(forward)] = (forward, carry_out_writes(forward, self._plan))
+            changed = carry_out_writes(without_round_trips(forward), self._plan)
+            known = self._written[id(forward)] = (forward, changed)
         return known[1]
 
     def peak_of_run(self, forward: Program, backward: Program, stays: Collection[str] = ()) -> int:
@@ -178,6 +178,22 @@ class Splitting:
         other.plans = PlanMemory(need_of=None if self.limit is None else other.needs.need_of)
         return other
 
+    def narrowed(self, program: Program, state_bytes: int = 0) -> Program:
+        """The program that keeps draws as narrower copies, where the limit is not kept as it is; itself elsewhere.
+
+        What is decided for the first program holds for all. state_bytes: of inputs.
+        """
+        if self.draws is None:
+            self.draws = frozenset()
+            trains = any(node.phase is Phase.BACKWARD for node in program.nodes)
+            if trains and self.limit is not None and not self._is_foreign and not callable(self._partition):
+                changed, found = narrow_draws(program, self._hints, math.inf)
+                plain = self.weighed(Halves(program, split_by_phase(program)), "default") if found.kept else None
+                if plain is not None and plain.peak_bytes > self.limit.above(state_bytes):
+                    self.draws = frozenset(found.kept)
+                    return changed
+        return narrow_draws(program, self._hints, math.inf, self.draws)[0] if self.draws else program
+
     # --- choosing -----------------------------------------------------------------------------------------------------
 
     def split(self, program: Program, state_bytes: int = 0, likely: Callable[[], Program] | None = None) -> Halves:
@@ -235,7 +251,7 @@ class Splitting:
         found = [] if cut is None else [self.weighed(Halves(program, cut), MIN_CUT)]
         before = self.weighed(default, "default")
         if may_pay(problem):
-            schedules = _Schedules(self, default, before.peak_bytes, policy, self._hints)
+            schedules = Schedules(self, default, before.peak_bytes, policy, self._hints)
             weighed = schedules.ladder.frugal(most)
             found += [] if weighed is None else [schedules.candidate(weighed)]
         best = min(found, key=lambda one: (one.peak_bytes, one.work), default=before)
@@ -250,7 +266,7 @@ class Splitting:
         if before.peak_bytes <= most:
             return self._kept_default(default, before, "FITS: the limit is kept as it is")
         found = self._cut(default, policy)
-        schedules = _Schedules(self, default, before.peak_bytes, policy, self._hints)
+        schedules = Schedules(self, default, before.peak_bytes, policy, self._hints)
         choice = schedules.ladder.under(most)
         weighed = choice.chosen or choice.lowest
         found += [] if weighed is None else [schedules.candidate(weighed)]
@@ -277,7 +293,7 @@ class Splitting:
             return self._kept_default(default, before, "FITS: the limit is kept as it is")
         if way.schedule is None or way.policy is None:
             return self._reported(default, before, *self._cut(default, policy))
-        schedules = _Schedules(self, default, before.peak_bytes, way.policy, self._hints)
+        schedules = Schedules(self, default, before.peak_bytes, way.policy, self._hints)
         return self._reported(default, before, schedules.candidate(Weighed(way.schedule, way.peak_bytes)))
 
     def _first_planned(
@@ -300,7 +316,7 @@ class Splitting:
     def halves_of(self, default: Halves, before: Candidate, way: Way) -> Halves:
         """The split of a way, which is only looked at."""
         if way.schedule is not None and way.policy is not None:
-            return _Schedules(self, default, before.peak_bytes, way.policy, self._hints).halves(way.schedule)[0]
+            return Schedules(self, default, before.peak_bytes, way.policy, self._hints).halves(way.schedule)[0]
         return default if way.solver == "default" else self._cut(default, self._policy)[0].halves
 
     def _forward_of(self, split: Split) -> Program:
@@ -312,7 +328,7 @@ class Splitting:
         yield from (self._way(default, one, likely) for one in self._cut(default, policy))
         relaxed = policy.under_need()
         for some in (policy, relaxed) if len(relaxed.marks) < len(policy.marks) else (policy,):
-            schedules = _Schedules(self, default, before.peak_bytes, some, self._hints)
+            schedules = Schedules(self, default, before.peak_bytes, some, self._hints)
             for point in schedules.ladder.curve(_HALVINGS):
                 peaks = self.apart().peaks_later(schedules.halves(point.schedule)[0], default, likely)
                 yield Way(point.peak_bytes, *peaks, before.work + point.work, WHOLE, point.schedule, some)
@@ -359,42 +375,3 @@ class Splitting:
         again = added_nodes(default.split, best.halves.split)
         report = PartitionReport(self._cost(before), self._cost(best), best.solver, again)
         return replace(best.halves, report=report)
-
-
-class _Schedules:
-    """Splits that come of schedules of the whole program."""
-
-    def __init__(
-        self, splitting: Splitting, default: Halves, peak_bytes: int, policy: Policy, hints: Mapping[str, Number]
-    ) -> None:
-        """peak_bytes: of the default split."""
-        self._splitting = splitting
-        self._program = program = default.joint
-        splitting.needs.measure(program.nodes)
-        places, until = self._places(default.split), read_until(program, policy)
-        self._problem = build_whole_problem(program, policy, hints, splitting.needs.need_of, places, until)
-        self.ladder = Ladder(self._problem, peak_bytes, self._weigh)
-
-    def candidate(self, weighed: Weighed) -> Candidate:
-        """What comes of a schedule that is chosen, proved."""
-        halves, changed = self.halves(weighed.schedule)
-        verify_whole(self._program, changed)
-        return self._splitting.weighed(halves, WHOLE)
-
-    def _weigh(self, schedule: Schedule) -> int:
-        """The peak of what comes of a schedule, which is not kept."""
-        return self._splitting.apart().weighed(self.halves(schedule)[0], WHOLE).peak_bytes
-
-    def halves(self, schedule: Schedule) -> tuple[Halves, Program]:
-        """The split that comes of a schedule, and the whole program."""
-        originals: dict[str, str] = {}
-        changed = apply_schedule(self._program, self._problem, schedule, originals)
-        return Halves(*split_with_repeats(self._program, remove_dead_code(changed)[0], originals)), changed
-
-    def _places(self, split: Split) -> dict[int, int]:
-        """In which storage each one lies once the halves work in place."""
-        found: dict[int, int] = {}
-        for half in (split.backward, self._splitting.written(split.forward)):
-            places = self._splitting.plans.in_place(half)[0].places
-            found.update({storage: buffer.number for storage, (buffer, _) in places.items()})
-        return found
