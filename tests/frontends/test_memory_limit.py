@@ -18,10 +18,9 @@ from dovetail.errors import BadOptionValue, DovetailError, MemoryLimitTooLow
 from dovetail.inspect.memory import measure_peak
 from dovetail.ir.program import Program, Value
 from dovetail.ir.signature import Residual
-from dovetail.partition.policy import Policy
 from dovetail.partition.whole.choose import Ladder
 from dovetail.pipeline.arena import code_of
-from dovetail.pipeline.recompute import _Search
+from dovetail.pipeline.schedule_search import Search
 from dovetail.pipeline.splitting import Splitting
 from tests.frontends.step.test_memory_limit import MODELS
 from tests.rotation import rotated
@@ -380,13 +379,13 @@ def test_a_limit_that_is_far_too_low_plans_few_backwards_and_names_the_same_peak
 ) -> None:
     """Beside a loss there are results, so that backwards of the loss are planned by themselves."""
     tried: list[bool] = []
-    ladder = _Search.ladder
+    ladder = Search.ladder.func
 
-    def counted(self: _Search, policy: Policy | None = None) -> Ladder:
+    def counted(self: Search) -> Ladder:
         tried.append(True)
-        return ladder(self, policy)
+        return ladder(self)
 
-    monkeypatch.setattr(_Search, "ladder", counted)
+    monkeypatch.setattr(Search, "ladder", property(counted))
     first = _deep(results, layers)
 
     def floor() -> int:
@@ -400,7 +399,7 @@ def test_a_limit_that_is_far_too_low_plans_few_backwards_and_names_the_same_peak
 
     lowest, few = floor(), len(tried)
     tried.clear()
-    monkeypatch.setattr(_Search, "_cannot_be_lower", lambda *_: False)
+    monkeypatch.setattr(Search, "_cannot_be_lower", lambda *_: False)
     peaks_of = Splitting._peaks_of_run
     monkeypatch.setattr(Splitting, "_peaks_of_run", lambda *given: (peaks_of(*given)[0], 0))
     assert floor() == lowest
