@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import dovetail
 from dovetail.passes.panels import PanelsReport, panels
 from tests.passes.described import assert_described_as_made
 from tests.passes.programs import body
@@ -76,3 +77,22 @@ def test_layers_that_are_left() -> None:
     assert not report.asked
     assert {reason.split(":")[0] for _, reason in report.left} <= {"IN-ORDER", "WEIGHT-CHANGES", "GROWS"}
     assert len(report.left) == 3
+
+
+def test_a_weight_that_is_an_embedding_too_is_held_once() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens = nn.Embedding(600, 256)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return F.linear(self.tokens(tokens), self.tokens.weight)
+
+    model, tokens = Tied().eval(), torch.randint(600, (2, 16))
+    recorded = record(model, tokens)
+    program, report = panels(recorded.program, recorded.constants, recorded.infer)
+    assert program is recorded.program
+    assert [reason.split(":")[0] for _, reason in report.left] == ["SHARED"]
+    frozen = dovetail.freeze(model, (tokens,), passes="fast")
+    assert frozen.constant_bytes() == 600 * 256 * 4
+    torch.testing.assert_close(frozen(tokens), model(tokens), rtol=1e-4, atol=1e-5)

@@ -99,6 +99,20 @@ def linear_call_of(node: Node, uses: Uses, constants: Collection[Value]) -> Line
     return _with_what_follows(call, uses)
 
 
+def is_read_by(call: LinearCall, products: Collection[Node], uses: Uses) -> bool:
+    """Whether nothing but these products reads a weight, as it is or by whichever transpositions."""
+    assert call.weight is not None, "others are left alone"
+    for transposition in uses.users.get(call.weight, []):
+        if transposition in products:
+            continue
+        if transposition is None or len(transposition.results()) != 1:
+            return False
+        matrix = transposition.results()[0]
+        if any(user is None or user not in products for user in uses.users.get(matrix, [])):
+            return False
+    return True
+
+
 def _with_what_follows(call: LinearCall, uses: Uses) -> LinearCall:
     """The call with a bias and an activation that nobody else can tell from it."""
     found = call

@@ -35,7 +35,14 @@ from dovetail.ir.program import Node, Program, Value
 from dovetail.ops.packed import PACK_CONV, PACK_LINEAR, packed_conv, packed_linear
 from dovetail.passes.convolution_forms import has_channels_last
 from dovetail.passes.dead_code import remove_dead_code
-from dovetail.passes.layer_calls import ConvolutionCall, LinearCall, convolution_calls, linear_call_of, uses_of
+from dovetail.passes.layer_calls import (
+    ConvolutionCall,
+    LinearCall,
+    convolution_calls,
+    is_read_by,
+    linear_call_of,
+    uses_of,
+)
 from dovetail.passes.layer_rewrites import (
     expected_size,
     expected_sizes,
@@ -57,6 +64,7 @@ _LARGE_PRODUCT = 1 << 24
 # Multiplications of a convolution. One of several groups gains always.
 _LARGE_CONVOLUTION = 1 << 14
 
+_SHARED = "SHARED: its weight is read in another way, too, and would be held twice"
 _NO_ONEDNN = "NO-ONEDNN: this torch has no kernels for packed weights"
 
 
@@ -133,6 +141,9 @@ def _plan(program: Program, known: frozenset[Value], left: list[tuple[str, str]]
             left.append((node.results()[0].name, reason))
         elif isinstance(call, LinearCall):
             linears[call.nodes[-1]] = call
+    products = {call.nodes[0] for call in linears.values()}
+    shared = [n for n, call in linears.items() if call.weight is not None and not is_read_by(call, products, uses)]
+    left.extend((linears.pop(node).result.name, _SHARED) for node in shared)
     calls, others = convolution_calls(program, uses, known)
     left.extend(others)
     small = {

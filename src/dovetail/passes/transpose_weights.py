@@ -23,7 +23,7 @@ from dovetail.analysis.infer import MetaInference
 from dovetail.analysis.new_nodes import NodeMaker
 from dovetail.ir.draft import Draft
 from dovetail.ir.program import Node, Program, Value
-from dovetail.passes.layer_calls import LinearCall, Uses, linear_call_of, uses_of
+from dovetail.passes.layer_calls import LinearCall, Uses, is_read_by, linear_call_of, uses_of
 from dovetail.passes.layer_rewrites import grows, is_read_in_order
 
 aten = torch.ops.aten
@@ -63,7 +63,7 @@ def transpose_weights(
             left.append((node.results()[0].name, reason))
         elif isinstance(call, LinearCall):
             found[node] = call
-    shared = {node: call for node, call in found.items() if not _is_read_by(call, found, uses)}
+    shared = {node: call for node, call in found.items() if not is_read_by(call, found, uses)}
     left += [(node.results()[0].name, "SHARED: its weight is read in another way, too") for node in shared]
     chosen = {node: call for node, call in found.items() if node not in shared}
     if not chosen:
@@ -86,18 +86,6 @@ def _left_alone(call: LinearCall, uses: Uses) -> str | None:
     if not is_read_in_order(call):
         return "LARGE: it is packed for oneDNN instead"
     return grows(call.matrix, uses.producers)
-
-
-def _is_read_by(call: LinearCall, products: Collection[Node], uses: Uses) -> bool:
-    """Whether nothing but these products reads a weight, by whichever transpositions."""
-    assert call.weight is not None, "others are left alone"
-    for transposition in uses.users.get(call.weight, []):
-        if transposition is None or len(transposition.results()) != 1:
-            return False
-        matrix = transposition.results()[0]
-        if any(user is None or user not in products for user in uses.users.get(matrix, [])):
-            return False
-    return True
 
 
 def _with_turned(call: LinearCall, turned: dict[Value, Value], maker: NodeMaker) -> Callable[[Value], Value]:
