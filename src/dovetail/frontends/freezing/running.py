@@ -13,6 +13,7 @@ from dovetail.frontends.freezing.pool import Packed, Pool
 from dovetail.frontends.freezing.variant import FrozenGuard, FrozenRunner
 from dovetail.frontends.size_guard import shape_of, strides_of
 from dovetail.frontends.variant_cache import Variant
+from dovetail.ops.packing import reads_panels
 from dovetail.pipeline.freezing import Folded, Packing, pack, plan_packing, without_packing
 from dovetail.pipeline.panel_layers import over_packed, over_panels
 
@@ -38,8 +39,11 @@ class Running:
         self._packs = packs
         self._finish = tuple(finish)
         self._folded = [one.folded for method in methods.values() for one in method.programs]
-        change = over_panels if packs and executors.multiplies_panels() else over_packed
-        self._folded = [replace(folded, program=change(folded.program)) for folded in self._folded]
+        wished = [over_panels(folded.program) for folded in self._folded]
+        if any(reads_panels(node.target) for program in wished for node in program.nodes):  # or LLVM is not looked for
+            has_kernels = packs and executors.multiplies_panels()
+            programs = wished if has_kernels else [over_packed(folded.program) for folded in self._folded]
+            self._folded = [replace(one, program=new) for one, new in zip(self._folded, programs, strict=True)]
         if not packs:
             self._folded = list(map(without_packing, self._folded))
 
