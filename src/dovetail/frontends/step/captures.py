@@ -75,7 +75,7 @@ class StepCaptures:
         self._options = options
         self._missed = self._failed = False
         self._refused: UnsupportedDistributed | None = None
-        self._rounds, self._filled = 0, frozenset[Path]()
+        self._rounds, self._filled, self._made = 0, frozenset[Path](), frozenset[Path]()
         self._last_miss: Question | None = None
         self._walks, self._answers = Walks(), dict[object, Any]()
         self._why_eager = ""
@@ -240,11 +240,11 @@ class StepCaptures:
         Raises: DovetailError; StateToMake where eager mode is to make it.
         """
         made = MadeState(first)
-        if made.filled & self._filled:
+        if made.filled & self._filled and not made.paths & self._made:  # else it was taken away, or its owner replaced
             if self._rounds == _MOST_ROUNDS:
                 raise StateToMake(first.made[0].error)
             self._rounds += 1
-        self._filled = made.filled
+        self._filled, self._made = made.filled, self._made | made.paths
         self._lifting.turned |= made.turned
         later = self._later(made, call) if made.is_of_plain_tensors else None
         if later is not None:

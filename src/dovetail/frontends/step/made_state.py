@@ -126,6 +126,11 @@ class MadeState:
         return frozenset(made.path for made in self._made if type(made.old) is bool)
 
     @property
+    def paths(self) -> frozenset[Path]:
+        """Where all of it is put."""
+        return frozenset(made.path for made in self._made)
+
+    @property
     def filled(self) -> frozenset[Path]:
         """The containers in which something is put."""
         return frozenset(made.slot.container.path for made in self._made)
