@@ -178,7 +178,11 @@ def _take_apart(wrapper: torch.Tensor) -> tuple[list[torch.Tensor], WrapperLayou
     parts, layout = take_apart(wrapper)
     assert isinstance(layout, WrapperLayout), "the recording has refused sparse matrices as results"
     if not all(isinstance(number, int) for number in (*layout.size, *layout.stride)):
-        raise UnsupportedOutput(what=f"a {layout.cls.__name__} of symbolic size")
+        raise UnsupportedOutput(
+            what=f"a {layout.cls.__name__} of symbolic size",
+            reason="how its parts make it up is fixed when the program is recorded",
+            hint="compile without dynamic=True",
+        )
     return parts, layout
 
 
@@ -248,7 +252,11 @@ def _rule_for(result: object, shared: Mapping[int, list[list[Value]]], builder: 
         return FromSlot(builder.add_user(scalar_of(result), None, False))
     if not isinstance(result, torch.Tensor):
         if isinstance(result, str) and writes_fake(result):
-            raise UnsupportedOutput(what="a text of a tensor's numbers")
+            raise UnsupportedOutput(
+                what="a text of a tensor's numbers",
+                reason="the numbers are known only when a call has run, and the text would be that of the first call",
+                hint="return the tensor, and make the text of what the call returns",
+            )
         if isinstance(result, _CONSTANT_TYPES):
             return FromConstant(result)
         raise UnsupportedOutput(what=f"a {type(result).__name__}")
@@ -273,9 +281,11 @@ def _refuse_made_leaf_beside(results: Sequence[object], builder: _Builder) -> No
             continue
         seen.add(node)
         if id(getattr(node, "variable", None)) in made:
-            error = UnsupportedOutput(what="a leaf that it makes, and a result that is computed from it")
-            error.offer("make the leaf before the call, and pass it as an argument")
-            raise error
+            raise UnsupportedOutput(
+                what="a leaf that it makes, and a result that is computed from it",
+                reason="a call makes each of its results by itself, so that no gradient would reach the leaf",
+                hint="make the leaf before the call, and pass it as an argument",
+            )
         left += [following for following, _ in node.next_functions]
 
 

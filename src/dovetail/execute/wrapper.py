@@ -198,7 +198,11 @@ class _WrapperWriter:
             handed_out = expr in self.program.outputs
             source = f"outs[{self.program.outputs.index(expr)}]" if handed_out else symbol_source(self.program, expr)
             if source is None:
-                raise UnsupportedOutput(what="a view of a size that is only known when the program runs")
+                raise UnsupportedOutput(
+                    what="a view of a size that is only known when the program runs",
+                    reason="the view is made when the program has run, and none of its results says the size",
+                    hint="return a copy of it (`.clone()`)",
+                )
             if source != name:
                 lines.append(f"    {name} = {source}")
         return lines
