@@ -8,12 +8,13 @@ convolutions read plain weights.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
 import torch
 
+from dovetail.analysis.reads import readers_of
 from dovetail.ir.draft import Draft
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Program, Value, values_in
@@ -31,7 +32,7 @@ _IMAGE = 4
 
 def over_panels(program: Program) -> Program:
     """The program whose convolutions over packed weights read panels or taps where that is faster."""
-    readers = _readers(program)
+    readers = readers_of(program)
     chosen: dict[Value, Node] = {}
     for node in program.nodes:
         if node.target is PACK_CONV:
@@ -84,16 +85,6 @@ def over_packed(program: Program) -> Program:
 def _weight_of(node: Node) -> Value:
     (weight,) = values_in(node.args[:1])
     return weight
-
-
-def _readers(program: Program) -> Mapping[Value, list[Node | None]]:
-    found: dict[Value, list[Node | None]] = {}
-    for node in program.nodes:
-        for value in node.operands():
-            found.setdefault(value, []).append(node)
-    for value in values_in(program.outputs):
-        found.setdefault(value, []).append(None)
-    return found
 
 
 @dataclass(frozen=True, slots=True)
