@@ -33,16 +33,16 @@ def test_a_report_tells_which_are_slow(tmp_path: Path) -> None:
     assert list(slow_tests.slow_in(report, 3)) == ["tests/one/test_a.py::test_slow"]
 
 
-def test_three_runs_take_all(slices: pytest.MonkeyPatch) -> None:
+def test_four_runs_take_all(slices: pytest.MonkeyPatch) -> None:
     slices.setattr(slow_tests, "names", lambda: ("test_a.py::test_slow",))
     items: list[Any] = [SimpleNamespace(nodeid=f"test_a.py::test_slow[{n}]") for n in range(40)]
     items.append(SimpleNamespace(nodeid="test_a.py::test_fast"))
     runs = []
-    for seed in ("6", "7", "8"):
+    for seed in ("6", "7", "8", "9"):
         slices.setenv(rotation.VARIABLE, seed)
         runs.append({item.nodeid for item in slow_tests.of_this_run(items)})
-    assert runs[0] | runs[1] | runs[2] == {item.nodeid for item in items}
-    assert runs[0] & runs[1] == runs[1] & runs[2] == {"test_a.py::test_fast"}
+    assert runs[0] | runs[1] | runs[2] | runs[3] == {item.nodeid for item in items}
+    assert runs[0] & runs[1] == runs[1] & runs[2] == runs[2] & runs[3] == {"test_a.py::test_fast"}
     assert min(map(len, runs)) > 5
     slices.setenv(rotation.EVERYTHING, "1")
     assert slow_tests.of_this_run(items) == items

@@ -230,7 +230,7 @@ def test_lower_peaks_are_looked_for_when_asked_for(monkeypatch: pytest.MonkeyPat
         applied += 1
         return apply_schedule(*args)
 
-    monkeypatch.setattr("dovetail.pipeline.recompute.apply_schedule", counted)
+    monkeypatch.setattr("dovetail.pipeline.schedule_search.apply_schedule", counted)
     training = Training("tagger")
     step = dovetail.compile_step(training.step, partition="default")
     estimate = dovetail.estimate(step, training.x)

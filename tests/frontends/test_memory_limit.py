@@ -344,7 +344,7 @@ def test_a_loss_among_other_results_fits_in_every_limit_from_the_lowest_named() 
         assert x.grad is not None
         assert bias.grad is not None
         if options is not None and "partition" not in options:
-            assert dovetail.explain(function, x, bias).call.peak_bytes == peak
+            assert dovetail.explain(function, x, bias).call.run_bytes == peak
         return [x.grad, bias.grad], peak
 
     expected, _ = called(None)

@@ -250,7 +250,7 @@ def test_graphs_keep_lower_limits_with_eagers_bits(door: str) -> None:
         called = dovetail.compile(net, memory_limit=limit, verify=2)
         assert dovetail.explain(called, torch.randn(64, 32)).call.peak_bytes <= floor
     else:
-        called = torch.compile(net, backend="dovetail", options={"memory_limit": limit})
+        called = torch.compile(net, backend="dovetail", dynamic=False, options={"memory_limit": limit})
     assert all(map(torch.equal, _trained(called, net), eager))
 
 

@@ -214,10 +214,11 @@ def without_round_trips(program: Program) -> Program:
 
 def _is_round_trip(drawn: Node, narrow: Node, wide: Node, held: frozenset[int]) -> bool:
     """Whether a draw is copied to a type that holds it and back, for the first time."""
-    if narrow.target is not _to_copy or wide.target is not _to_copy or wide.recomputed:
+    holding = holding_type(drawn)
+    if holding is None or narrow.target is not _to_copy or wide.target is not _to_copy or wide.recomputed:
         return False
-    (value,), (kept,), (again,) = drawn.results() or (None,), narrow.results(), wide.results()
-    if value is None or narrow.args != (value,) or wide.args != (kept,) or holding_type(drawn) != kept.tensor.dtype:
+    (value,), (kept,), (again,) = drawn.results(), narrow.results(), wide.results()
+    if narrow.args != (value,) or wide.args != (kept,) or holding != kept.tensor.dtype:
         return False
     lies_alike = value.tensor.lies_like(again.tensor) and value.tensor.offset == again.tensor.offset
     return lies_alike and held.isdisjoint({value.tensor.storage, again.tensor.storage})

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from dovetail.execute.needs import Needs
 from dovetail.ir.program import Program
 from dovetail.ir.sizes import Number
 from dovetail.partition.policy import Policy
@@ -16,19 +17,33 @@ from dovetail.partition.whole.halves import read_until, split_with_repeats
 from dovetail.partition.whole.problem import build_whole_problem
 from dovetail.partition.whole.schedule import Schedule
 from dovetail.passes.dead_code import remove_dead_code
+from dovetail.passes.inplace import PlanMemory
 from dovetail.pipeline.halves import Candidate, Halves
 
-if TYPE_CHECKING:
-    from dovetail.pipeline.splitting import Splitting
-
 WHOLE = "whole program"
+
+
+class Weighing(Protocol):
+    """What says what splits cost. needs: what operators take for themselves. plans: how halves work in place."""
+
+    needs: Needs
+    plans: PlanMemory
+
+    def weighed(self, halves: Halves, solver: str) -> Candidate:
+        """What a split costs. solver: who found it."""
+
+    def written(self, forward: Program) -> Program:
+        """Forward with its writes to inputs."""
+
+    def apart(self) -> Weighing:
+        """The same for splits that are only looked at."""
 
 
 class Schedules:
     """Splits that come of schedules of the whole program."""
 
     def __init__(
-        self, splitting: Splitting, default: Halves, peak_bytes: int, policy: Policy, hints: Mapping[str, Number]
+        self, splitting: Weighing, default: Halves, peak_bytes: int, policy: Policy, hints: Mapping[str, Number]
     ) -> None:
         """peak_bytes: of the default split."""
         self._splitting = splitting

@@ -99,6 +99,42 @@ def _activated(rows: str, columns: str, then: str, out: str) -> str:
     return f"  switch i64 %activation, label %{then} [{cases}]\n{calls}"
 
 
+_NEXT_ROW = """next_row:
+  %r_next = add i64 %r, 1
+  %no_row = icmp eq i64 %r_next, %end
+  br i1 %no_row, label %leave, label %each_row
+
+leave:
+  ret void
+}
+"""
+
+
+def _tiles_of_line(cases: str, calls: str) -> str:
+    """The tiles of a row of results, for one line of taps. cases, calls: by the size of a tile."""
+    return f"""tile:
+  %i = phi i64 [0, %tap_line], [%i_next, %next_tile]
+  %todo = phi i64 [%tiles, %tap_line], [%todo_next, %next_tile]
+  %pixels_left = sub i64 %columns, %i
+  %r0 = add i64 %pixels_left, %todo
+  %r1 = sub i64 %r0, 1
+  %size_of = sdiv i64 %r1, %todo
+  %xi = mul i64 %i, %step
+  %xq = getelementptr float, ptr %x_line, i64 %xi
+  %oi = mul i64 %i, %outputs
+  %oq = getelementptr float, ptr %op, i64 %oi
+  %start = select i1 %is_first, ptr %begin, ptr %oq
+  %which = add i64 %size_of, %more
+  switch i64 %which, label %next_tile [{cases}]
+{calls}
+next_tile:
+  %i_next = add i64 %i, %size_of
+  %todo_next = sub i64 %todo, 1
+  %no_tile = icmp eq i64 %todo_next, 0
+  br i1 %no_tile, label %next_line, label %tile
+"""
+
+
 def _convolve_text(tile: Tile) -> str:
     arguments = (
         "ptr %xq, i64 %step, ptr %wq, ptr %start, i64 %start_down, ptr %oq, i64 %outputs, i64 %block, i64 %valid,"
@@ -152,27 +188,7 @@ tap_line:
   %start_down = select i1 %is_first, i64 0, i64 %outputs
   br label %tile
 
-tile:
-  %i = phi i64 [0, %tap_line], [%i_next, %next_tile]
-  %todo = phi i64 [%tiles, %tap_line], [%todo_next, %next_tile]
-  %pixels_left = sub i64 %columns, %i
-  %r0 = add i64 %pixels_left, %todo
-  %r1 = sub i64 %r0, 1
-  %size_of = sdiv i64 %r1, %todo
-  %xi = mul i64 %i, %step
-  %xq = getelementptr float, ptr %x_line, i64 %xi
-  %oi = mul i64 %i, %outputs
-  %oq = getelementptr float, ptr %op, i64 %oi
-  %start = select i1 %is_first, ptr %begin, ptr %oq
-  %which = add i64 %size_of, %more
-  switch i64 %which, label %next_tile [{cases}]
-{calls}
-next_tile:
-  %i_next = add i64 %i, %size_of
-  %todo_next = sub i64 %todo, 1
-  %no_tile = icmp eq i64 %todo_next, 0
-  br i1 %no_tile, label %next_line, label %tile
-
+{_tiles_of_line(cases, calls)}
 next_line:
   br i1 %is_last, label %activate, label %tap_line
 
@@ -183,15 +199,7 @@ next_panel:
   %no_panel = icmp eq i64 %j_next, %panels_count
   br i1 %no_panel, label %next_row, label %panel
 
-next_row:
-  %r_next = add i64 %r, 1
-  %no_row = icmp eq i64 %r_next, %end
-  br i1 %no_row, label %leave, label %each_row
-
-leave:
-  ret void
-}}
-"""
+{_NEXT_ROW}"""
     return declarations(tile) + tiles_text(tile, "NAME") + activations_text(tile, "NAME") + loops
 
 
@@ -228,15 +236,7 @@ next_tile:
 
 activate:
 {_activated("%columns", "%outputs", "next_row", "%out_row")}
-next_row:
-  %r_next = add i64 %r, 1
-  %no_row = icmp eq i64 %r_next, %end
-  br i1 %no_row, label %leave, label %each_row
-
-leave:
-  ret void
-}}
-"""
+{_NEXT_ROW}"""
     return declarations(tile) + activations_text(tile, "NAME") + functions + loops
 
 
@@ -246,6 +246,19 @@ def _pixel_call(count: int) -> str:
         " i64 %broad, float %least, float %most"
     )
     return f"  call void @NAME_pixels{count}({arguments})\n"
+
+
+def _stored(lanes: int, p: int) -> str:
+    """A pixel's vector of results within the clamps, written. p: which pixel."""
+    v, mask = f"<{lanes} x float>", f"<{lanes} x i1>"
+    return f"""  %under{p} = fcmp olt {v} %u{p}, %low
+  %raised{p} = select {mask} %under{p}, {v} %low, {v} %u{p}
+  %over{p} = fcmp ogt {v} %raised{p}, %high
+  %r{p} = select {mask} %over{p}, {v} %high, {v} %raised{p}
+  %oo{p} = mul i64 %channels, {p}
+  %oc{p} = add i64 %oo{p}, %c
+  %o{p} = getelementptr float, ptr %out, i64 %oc{p}
+  call void @llvm.masked.store.v{lanes}f32.p0({v} %r{p}, ptr %o{p}, i32 4, {mask} %mask)"""
 
 
 def _pixels_text(tile: Tile, count: int) -> str:
@@ -263,17 +276,7 @@ def _pixels_text(tile: Tile, count: int) -> str:
   %u{p} = call {v} @llvm.fma.v{lanes}f32({v} %v{p}, {v} %w, {v} %t{p})"""
         for p in pixels
     )
-    stores = "\n".join(
-        f"""  %under{p} = fcmp olt {v} %u{p}, %low
-  %raised{p} = select {mask} %under{p}, {v} %low, {v} %u{p}
-  %over{p} = fcmp ogt {v} %raised{p}, %high
-  %r{p} = select {mask} %over{p}, {v} %high, {v} %raised{p}
-  %oo{p} = mul i64 %channels, {p}
-  %oc{p} = add i64 %oo{p}, %c
-  %o{p} = getelementptr float, ptr %out, i64 %oc{p}
-  call void @llvm.masked.store.v{lanes}f32.p0({v} %r{p}, ptr %o{p}, i32 4, {mask} %mask)"""
-        for p in pixels
-    )
+    stores = "\n".join(_stored(lanes, p) for p in pixels)
     return f"""
 define internal void @NAME_pixels{count}(ptr %x, i64 %step, i64 %line_size, i64 %channels, ptr %taps, ptr %bias,
     i1 %has_bias, ptr %out, i64 %tall, i64 %broad, float %least, float %most) noinline {ATTRIBUTES} {{
