@@ -48,6 +48,10 @@ def test_four_runs_take_all(slices: pytest.MonkeyPatch) -> None:
     assert slow_tests.of_this_run(items) == items
 
 
+def test_the_rules_of_the_architecture_run_every_day() -> None:
+    assert not any(name.startswith("tests/test_architecture.py") for name in slow_tests.names())
+
+
 def test_each_name_is_that_of_a_test() -> None:
     for name in slow_tests.names():
         path, _, function = name.partition("::")

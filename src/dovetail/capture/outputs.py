@@ -259,7 +259,11 @@ def _rule_for(result: object, shared: Mapping[int, list[list[Value]]], builder: 
             )
         if isinstance(result, _CONSTANT_TYPES):
             return FromConstant(result)
-        raise UnsupportedOutput(what=f"a {type(result).__name__}")
+        raise UnsupportedOutput(
+            what=f"a {type(result).__name__}",
+            reason="outputs must be tensors, numbers, strings or None, in tuples, lists, dicts or registered pytrees",
+            hint="return tensors, or register the class with torch.utils._pytree.register_pytree_node",
+        )
     if id(result) in builder.input_of:
         return FromInput(builder.input_of[id(result)])
     rule = (_wrapper_rule if is_wrapper(result) else _tensor_rule)(result, shared, builder)

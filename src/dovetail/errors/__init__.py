@@ -11,8 +11,6 @@ what happened, where in the user's code, why, and what to do about it:
 
 from __future__ import annotations
 
-from types import MappingProxyType
-
 from dovetail.errors.artifacts import BadArtifact as BadArtifact
 from dovetail.errors.artifacts import BadSavePath as BadSavePath
 from dovetail.errors.artifacts import NoSampleInputs as NoSampleInputs
@@ -126,12 +124,6 @@ class UnsupportedOutput(DovetailError):
     summary = "the function returned {what}, which cannot be returned from a compiled program."
     because = "{reason}"
     way_out = "{hint}"
-    usual = MappingProxyType(
-        {
-            "reason": "outputs must be tensors, numbers, texts or None, in tuples, lists, dicts or registered pytrees",
-            "hint": "return tensors, or register the class with torch.utils._pytree.register_pytree_node",
-        }
-    )
 
 
 class UnsupportedHigherOrderOperator(DovetailError):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import ClassVar
 
 _ROW_WIDTH = 9
@@ -17,19 +15,18 @@ class DovetailError(Exception):
     """Base of every error that dovetail raises on purpose.
 
     Class attributes: `code` (stable, unique); the templates `summary` (one sentence), `because` and `way_out`, with
-    `{fact}` fields. The facts passed to the constructor fill the templates, or else those in `usual`; the facts named
-    in `rows` are printed on lines of their own if given.
+    `{fact}` fields. The facts passed to the constructor fill the templates; the facts named in `rows` are printed
+    on lines of their own if given.
     """
 
     code: ClassVar[str] = "DT-000"
     summary: ClassVar[str] = "{what}"
     because: ClassVar[str] = ""
     way_out: ClassVar[str] = ""
-    usual: ClassVar[Mapping[str, object]] = MappingProxyType({})
     rows: ClassVar[tuple[str, ...]] = ("operator", "node", "origin", "option", "stage")
 
     def __init__(self, **facts: object) -> None:
-        self.facts: dict[str, object] = {**self.usual, **facts}
+        self.facts: dict[str, object] = facts
         super().__init__(self._message())
 
     def offer(self, way_out: str) -> None:

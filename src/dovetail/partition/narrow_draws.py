@@ -36,12 +36,11 @@ _to_copy = torch.ops.aten._to_copy.default
 
 @dataclass(frozen=True, slots=True)
 class NarrowDraws:
-    """kept: names of the draws of which a narrower copy is kept. again: how many nodes run for it in backward.
-    work: of these and of the copies, as `work_of` counts. saved_bytes: how much less is kept for backward.
+    """kept: names of the draws of which a narrower copy is kept. work: of the copies and of what runs for them in
+    backward, as `work_of` counts. saved_bytes: how much less is kept for backward.
     """
 
     kept: tuple[str, ...] = ()
-    again: int = 0
     work: int = 0
     saved_bytes: int = 0
 
@@ -77,10 +76,9 @@ def narrow_draws(
             found.append(draw)
             work += draw.work
     if not found:
-        return program, NarrowDraws()
+        return program, NO_DRAWS
     kept = tuple([program.nodes[draw.at].results()[0].name for draw in found])
-    again, saved = sum([len(draw.chain) + 1 for draw in found]), sum([draw.saved_bytes for draw in found])
-    return _written(program, found), NarrowDraws(kept, again, work, saved)
+    return _written(program, found), NarrowDraws(kept, work, sum([draw.saved_bytes for draw in found]))
 
 
 class _Finder:

@@ -71,7 +71,7 @@ class Splitting:
     """Splits the programs of one graph for all patterns of gradients that arrive: the first one decides what is saved.
 
     kept: names of what forward saves, where that is not the default. needs: what operators take for themselves.
-    plans: how halves work in place. draws: names of those that are kept as narrower copies; None: not decided yet.
+    plans: how halves work in place.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Splitting:
         """leaves: numbers of the inputs that are leaves of autograd's graph."""
         limit = None if options.memory_limit is None else memory_limit(options.memory_limit)
         self.kept: frozenset[str] | None = None
-        self.draws: frozenset[str] | None = None
+        self._draws: frozenset[str] | None = None  # names of those that are kept as narrower copies, once decided
         self.needs = Needs(hints)
         self.plans = PlanMemory(need_of=None if limit is None else self.needs.need_of)
         self.limit = limit
@@ -183,16 +183,16 @@ class Splitting:
 
         What is decided for the first program holds for all. state_bytes: of inputs.
         """
-        if self.draws is None:
-            self.draws = frozenset()
+        if self._draws is None:
+            self._draws = frozenset()
             trains = any(node.phase is Phase.BACKWARD for node in program.nodes)
             if trains and self.limit is not None and not self._is_foreign and not callable(self._partition):
                 changed, found = narrow_draws(program, self._hints, math.inf)
                 plain = self.weighed(Halves(program, split_by_phase(program)), "default") if found.kept else None
                 if plain is not None and plain.peak_bytes > self.limit.above(state_bytes):
-                    self.draws = frozenset(found.kept)
+                    self._draws = frozenset(found.kept)
                     return changed
-        return narrow_draws(program, self._hints, math.inf, self.draws)[0] if self.draws else program
+        return narrow_draws(program, self._hints, math.inf, self._draws)[0] if self._draws else program
 
     # --- choosing -----------------------------------------------------------------------------------------------------
 
