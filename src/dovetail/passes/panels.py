@@ -26,7 +26,7 @@ from dovetail.analysis.propagate_layouts import LayoutPropagation
 from dovetail.ir.program import Node, Program, Value
 from dovetail.ops.panels import PACK_PANELS, panel_linear
 from dovetail.passes.dead_code import remove_dead_code
-from dovetail.passes.layer_calls import LinearCall, is_read_by, linear_call_of, uses_of
+from dovetail.passes.layer_calls import LinearCall, linear_call_of, read_otherwise, uses_of
 from dovetail.passes.layer_rewrites import grows, shown_through, unflattened
 
 _LARGE_WEIGHT = 1 << 16  # elements; a product by a smaller one costs its call (measured on one thread, AVX-512)
@@ -67,9 +67,10 @@ def panels(program: Program, constants: Collection[str], infer: MetaInference) -
             left.append((node.results()[0].name, reason))
         elif isinstance(call, LinearCall):
             found[call.nodes[-1]] = call
-    products = {call.nodes[0] for call in found.values()}
-    shared = [node for node, call in found.items() if not is_read_by(call, products, uses)]
-    left += [(found.pop(node).result.name, "SHARED: its weight is read in another way, too") for node in shared]
+    left += [
+        (found.pop(node).result.name, "SHARED: its weight is read in another way, too")
+        for node in read_otherwise(found, uses)
+    ]
     if not found:
         return program, PanelsReport(left=tuple(left))
     covered = {node for call in found.values() for node in call.nodes}

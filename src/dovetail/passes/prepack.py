@@ -39,8 +39,8 @@ from dovetail.passes.layer_calls import (
     ConvolutionCall,
     LinearCall,
     convolution_calls,
-    is_read_by,
     linear_call_of,
+    read_otherwise,
     uses_of,
 )
 from dovetail.passes.layer_rewrites import (
@@ -141,9 +141,7 @@ def _plan(program: Program, known: frozenset[Value], left: list[tuple[str, str]]
             left.append((node.results()[0].name, reason))
         elif isinstance(call, LinearCall):
             linears[call.nodes[-1]] = call
-    products = {call.nodes[0] for call in linears.values()}
-    shared = [n for n, call in linears.items() if call.weight is not None and not is_read_by(call, products, uses)]
-    left.extend((linears.pop(node).result.name, _SHARED) for node in shared)
+    left.extend((linears.pop(node).result.name, _SHARED) for node in read_otherwise(linears, uses))
     calls, others = convolution_calls(program, uses, known)
     left.extend(others)
     small = {

@@ -23,7 +23,7 @@ from dovetail.analysis.infer import MetaInference
 from dovetail.analysis.new_nodes import NodeMaker
 from dovetail.ir.draft import Draft
 from dovetail.ir.program import Node, Program, Value
-from dovetail.passes.layer_calls import LinearCall, Uses, is_read_by, linear_call_of, uses_of
+from dovetail.passes.layer_calls import LinearCall, Uses, linear_call_of, read_otherwise, uses_of
 from dovetail.passes.layer_rewrites import grows, is_read_in_order
 
 aten = torch.ops.aten
@@ -63,7 +63,7 @@ def transpose_weights(
             left.append((node.results()[0].name, reason))
         elif isinstance(call, LinearCall):
             found[node] = call
-    shared = {node: call for node, call in found.items() if not is_read_by(call, found, uses)}
+    shared = read_otherwise(found, uses)
     left += [(node.results()[0].name, "SHARED: its weight is read in another way, too") for node in shared]
     chosen = {node: call for node, call in found.items() if node not in shared}
     if not chosen:
