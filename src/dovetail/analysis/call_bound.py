@@ -8,13 +8,19 @@ from __future__ import annotations
 
 from dovetail.ir.program import Program
 from dovetail.ops.call_costs import call_cost
+from dovetail.ops.packing import reads_panels
 
 _LEAST_SAVED_US = 25.0  # of a call. A process needs about a quarter of a second until its first machine code is there.
 _LEAST_SHARE = 0.1
+_LEAST_SAVED_BESIDE_PANELS_US = 8.0  # what makes machine code is there already
+_LEAST_SHARE_BESIDE_PANELS = 0.01
 
 
 def is_call_bound(program: Program) -> bool:
     """Whether machine code would save a good part of the program's time. Cost: O(nodes + operands)."""
     costs = [call_cost(node) for node in program.nodes]
     saved_us = sum(cost.saved_us for cost in costs)
-    return saved_us >= _LEAST_SAVED_US and saved_us >= _LEAST_SHARE * sum(cost.total_us for cost in costs)
+    least_us, share = _LEAST_SAVED_US, _LEAST_SHARE
+    if any(reads_panels(node.target) for node in program.nodes):
+        least_us, share = _LEAST_SAVED_BESIDE_PANELS_US, _LEAST_SHARE_BESIDE_PANELS
+    return saved_us >= least_us and saved_us >= share * sum(cost.total_us for cost in costs)

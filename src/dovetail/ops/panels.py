@@ -31,7 +31,7 @@ def _pack_panels(weight: torch.Tensor, rows: int | None = None) -> torch.Tensor:
     if weight.dtype is not torch.float32 or weight.dim() != _MATRIX:
         raise ValueError(f"weights of {weight.dim()} dimensions of {weight.dtype} are not laid out in panels")
     outputs, inputs = weight.shape
-    made = weight.new_zeros((-(-outputs // WIDTH), inputs, WIDTH))
+    made = weight.new_zeros(panels_shape(outputs, inputs))
     if is_fake(weight) or weight.is_meta:
         return made
     whole = outputs // WIDTH
@@ -43,6 +43,11 @@ def _pack_panels(weight: torch.Tensor, rows: int | None = None) -> torch.Tensor:
 
 # rows: how many the input is expected to have; panels are the same for any number.
 PACK_PANELS = Prim("pack_panels", _pack_panels, "prims.PACK_PANELS")
+
+
+def panels_shape(outputs: int, inputs: int) -> tuple[int, int, int]:
+    """The shape of the panels of a weight."""
+    return -(-outputs // WIDTH), inputs, WIDTH
 
 
 def plain_weight(panels: torch.Tensor, outputs: int) -> torch.Tensor:
@@ -74,7 +79,7 @@ class PanelLinear:
 def check_panels(x: torch.Tensor, weight: torch.Tensor, outputs: int, bias: torch.Tensor | None) -> None:
     """Raise ValueError unless machine code reads what there is: it does not look itself."""
     inputs = x.shape[-1] if x.dim() else 0
-    expected = (-(-outputs // WIDTH), inputs, WIDTH) if weight.dim() == _PANELS else (outputs, inputs)
+    expected = panels_shape(outputs, inputs) if weight.dim() == _PANELS else (outputs, inputs)
     if weight.shape != expected or outputs < 1 or x.dim() < _MATRIX:
         raise ValueError(f"{tuple(x.shape)} is not multiplied by {tuple(weight.shape)} for {outputs} outputs")
     if bias is not None and bias.shape != (outputs,):

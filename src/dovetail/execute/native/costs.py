@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dovetail.execute.native.kinds import KINDS
 from dovetail.execute.native.rows import ReadyRow, RowClaim
 from dovetail.ir.program import Node, Value
 
@@ -39,7 +40,7 @@ def cost_of_nodes(claims: Sequence[RowClaim], views: Sequence[Node]) -> float:
     for claim in claims:
         cost += _INTO if claim.into is not None else _NEW + _MORE * (len(claim.made) - 1)
         tensors = sum(isinstance(x, Value) and x.is_tensor for x in claim.operands)
-        cost += (tensors < len(claim.operands)) * _WITH_NUMBER
+        cost += (tensors < len(claim.operands)) * _WITH_NUMBER + KINDS[type(claim)].alone
     return cost
 
 

@@ -11,6 +11,7 @@ from dovetail.execute.native.claims import Claim, claim_of
 from dovetail.execute.native.copies import CopyClaim, copy_claim, copy_row
 from dovetail.execute.native.kernels import KernelClaim, kernel_claim, kernel_row
 from dovetail.execute.native.loop_rows import loop_row
+from dovetail.execute.native.panel_rows import PanelClaim, panel_claim, panel_row
 from dovetail.execute.native.products import ProductClaim, product_claim, product_row
 from dovetail.execute.native.rows import Addresses, ReadyRow, RowClaim, Storages
 from dovetail.execute.native.sums import SumClaim, sum_claim, sum_row
@@ -20,11 +21,13 @@ from dovetail.ir.program import Node
 @dataclass(frozen=True, slots=True)
 class RowKind:
     """claim_of: the claim on a node, as far as descriptions say; None where it is of another kind. row_of: the row of
-    claims, given the storages in which what is written is not read later; None where there is none to run.
+    claims, given the storages in which what is written is not read later; None where there is none to run. alone: what
+    a call of the node by itself costs besides (`native.costs`).
     """
 
     claim_of: Callable[[Node], RowClaim | None]
     row_of: Callable[[Sequence[Any], Storages, Addresses], ReadyRow | None]
+    alone: float = 0.0
 
 
 KINDS: dict[type, RowKind] = {
@@ -34,6 +37,7 @@ KINDS: dict[type, RowKind] = {
     SumClaim: RowKind(sum_claim, sum_row),
     CopyClaim: RowKind(copy_claim, copy_row),
     CastClaim: RowKind(cast_claim, cast_row),
+    PanelClaim: RowKind(panel_claim, panel_row, alone=2.5),
 }
 """By the type of their claims."""
 

@@ -28,6 +28,20 @@ PRODUCT, PRODUCT_SLOTS = struct.Struct("13q2fq"), 12
 """A row of the driver's table: its form, and its slots."""
 
 Product = Callable[[torch.Tensor, torch.Tensor, int, torch.Tensor | None], torch.Tensor]
+Finish = tuple[float, float, int]
+"""What a kernel does with a sum: the least and the largest result, and the code of an activation."""
+
+
+def finish_of(activation: str) -> Finish | None:
+    """How a kernel applies an activation; None where it does not."""
+    if activation in CODES:
+        return (*CLAMPS["none"], CODES[activation])
+    return (*CLAMPS[activation], 0) if activation in CLAMPS else None
+
+
+def items_of(rows: int, inputs: int, outputs: int) -> int:
+    """The items of a row of the driver's table, for a product."""
+    return rows * inputs * outputs // WORK + 1
 
 
 def usual_tile() -> Tile:
@@ -45,9 +59,8 @@ def panel_call(run: PanelLinear, tile: Tile | None = None) -> Product:
     """What is called in a primitive's place, by one node; the same results, but for rounding. tile: None for this
     processor's.
     """
-    least, most = CLAMPS.get(run.activation, CLAMPS["none"])
-    code = CODES.get(run.activation, 0)
-    rest = "none" if run.activation in CLAMPS or code else run.activation
+    finish = finish_of(run.activation)
+    rest, (least, most, code) = ("none", finish) if finish else (run.activation, (*CLAMPS["none"], 0))
     drive, function, pack = driver(), panel_function(tile or usual_tile()), PRODUCT.pack
     known: list[object] = [None, None]  # a weight and a bias that fit
 
@@ -65,7 +78,7 @@ def panel_call(run: PanelLinear, tile: Tile | None = None) -> Product:
         made = x.new_empty((*x.shape[:-1], outputs))
         rows = made.numel() // outputs
         if rows:
-            items = rows * inputs * outputs // WORK + 1
+            items = items_of(rows, inputs, outputs)
             out, given = made.data_ptr(), x.data_ptr()
             pointers = (out, given, panels.data_ptr(), out if bias is None else bias.data_ptr())
             sizes = (rows, inputs, outputs, count, bias is not None)

@@ -266,7 +266,8 @@ class _Trial:
             operands = {"self": like, "size": list(shape), "dtype": question.dtype, **operands}
         arguments = schema_of(question.target).arguments
         named = {a.name: operands[a.name] for a in arguments if a.name in operands}
-        return copied(question.target(**named))
+        made = question.target(**named)
+        return copied(made.expand(shape) if question.is_fill else made)  # of one element, as `scalar_tensor` makes it
 
 
 def _cell(kind: str) -> Cell:

@@ -178,6 +178,7 @@ _SIMPLE: dict[str, Rule] = {
     **{name: Rule((), (_ONE,), is_fill=True) for name in ("ones", "ones_like", "new_ones")},
     **{name: Rule((), (_ZERO,), is_fill=True) for name in ("zeros", "zeros_like", "new_zeros")},
     **{name: Rule(("fill_value",), (_A,), is_fill=True) for name in ("full", "full_like", "new_full")},
+    "scalar_tensor": Rule(("s",), (_A,), is_fill=True),
     "mse_loss": Rule(("self", "target"), ((_A - _B) * (_A - _B),), fixed={"reduction": 0}),
     "mse_loss_backward": _error_gradient(1, 2, 0),
     "pow": Rule(
