@@ -94,7 +94,17 @@ def test_sizes(
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize(
     ("channels", "kernel", "padding", "stride"),
-    rotated([*product([2, 15, 16, 17, 40], [(1, 1), (3, 3), (5, 3)], [[0, 0], [1, 1], [2, 0]], [[1, 1], [2, 2]])], 12),
+    rotated(
+        [
+            *product(
+                [2, 15, 16, 17, 40],
+                [(1, 1), (3, 3), (5, 3), (2, 4)],
+                [[0, 0], [1, 1], [2, 0], [2, 2], [3, 3]],
+                [[1, 1], [2, 2], [3, 1]],
+            )
+        ],
+        24,
+    ),
 )
 def test_each_channel_by_itself(
     tile: Tile, channels: int, kernel: tuple[int, int], padding: list[int], stride: list[int]

@@ -1,4 +1,4 @@
-"""Products by panels as rows of clusters: a frozen network is one call, with the bits of its layers one by one."""
+"""Products and convolutions by panels as rows of clusters: a network is one call, with the bits of its layers."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import dovetail
 from dovetail.analysis.reads import is_view
+from dovetail.execute.native.convolutions import planned
+from dovetail.execute.native.panel_calls import call_of
 from dovetail.execute.native.panels import multiplies_panels, panel_call
 from dovetail.ops.panels import PACK_PANELS, PanelLinear
 
@@ -159,3 +161,76 @@ def test_numbers_that_are_tensors() -> None:
     frozen = dovetail.freeze(model, (x,), executors=("native", "aten"), dynamic_shapes="static")
     assert not any("scalar_tensor" in name for name in _outside(frozen))
     assert torch.equal(frozen(x).nan_to_num(7.0), model(x).nan_to_num(7.0))
+
+
+# --- convolutions -----------------------------------------------------------------------------------------------------
+
+
+def _images(kernel: int, padding: int, stride: int, *, last: bool = True) -> tuple[nn.Sequential, Tensor]:
+    """Convolutions of all kinds: dense, of each channel by itself, of pixels."""
+    model = nn.Sequential(
+        *(nn.Conv2d(8, 24, kernel, stride, padding), nn.ReLU6()),
+        *(nn.Conv2d(24, 24, kernel, stride, padding, groups=24, bias=False), nn.SiLU()),
+        *(nn.Conv2d(24, 40, 1), nn.Hardswish()),
+        *(nn.Conv2d(40, 32, 3, 1, 1), nn.ReLU()),
+    )
+    x = torch.randn(2, 8, 15, 13)
+    return model.eval(), x.to(memory_format=torch.channels_last) if last else x
+
+
+@pytest.mark.parametrize(("kernel", "padding", "stride"), [(3, 1, 1), (3, 0, 1), (5, 2, 2), (4, 3, 1), (2, 1, 1)])
+def test_a_network_of_convolutions_is_one_call(kernel: int, padding: int, stride: int) -> None:
+    model, x = _images(kernel, padding, stride)
+    frozen = _frozen(model, x)
+    assert not _outside(frozen)
+    for _ in range(2):
+        x = torch.randn_like(x)
+        torch.testing.assert_close(frozen(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_convolutions_have_the_bits_that_they_have_by_themselves() -> None:
+    """Where a cluster does not run, its nodes are calls of the same functions."""
+    model, x = _images(3, 1, 2)
+    frozen = _frozen(model, x)
+    code = _code(frozen)
+    held = [*frozen._running.methods["forward"].variants[0].runner.graph.constant_list]
+    expected = frozen(x)
+    alone = type(code)(code.program, code.executors.__class__((_Single(),)))
+    assert torch.equal(alone([x, *held])[0], expected)
+
+
+class _Single:
+    """The calls of nodes one by one, as they are behind a cluster."""
+
+    name = "single"
+
+    def claim(self, node: Any) -> bool:
+        return True
+
+    def call(self, names: Any, node: Any) -> str:
+        return call_of(names, node)
+
+
+def test_an_image_that_lies_otherwise_is_taken_by_a_call() -> None:
+    model, x = _images(3, 1, 1, last=False)
+    frozen = _frozen(model, x)
+    assert "panel_conv" in _outside(frozen)[0]
+    torch.testing.assert_close(frozen(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_what_an_image_takes_with_padding_is_part_of_the_peak() -> None:
+    """The copy around the image is there for one row only, and never more than the program is planned with."""
+    model = nn.Sequential(*(nn.Conv2d(16, 16, 3, padding=1) for _ in range(4))).eval()
+    x = torch.randn(1, 16, 20, 20).to(memory_format=torch.channels_last)
+    frozen = _frozen(model, x)
+    assert not _outside(frozen)
+    result, padded = 20 * 20 * 16 * 4, 22 * 22 * 16 * 4
+    (group,) = _code(frozen).executors.groups.values()
+    assert group.own_bytes <= 2 * result + padded
+
+
+def test_padding_that_hides_whole_windows_is_refused_by_the_kernel() -> None:
+    assert planned((1, 4, 8, 8), (4, 1, 3, 3), (3, 3), (1, 1), 4, 9) is None
+    assert planned((1, 4, 8, 8), (4, 1, 3, 3), (2, 2), (1, 1), 4, 9) is not None
+    assert planned((1, 4, 1, 1), (4, 1, 3, 3), (1, 1), (1, 1), 4, 9) is not None
+    assert planned((1, 4, 0, 8), (4, 1, 3, 3), (2, 2), (1, 1), 4, 9) is None

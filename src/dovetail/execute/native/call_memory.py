@@ -85,7 +85,7 @@ def _in_one_block(
     buffers = [Buffer(str(storage), sizes[storage], first, last + 1) for storage, (first, last) in spans.items()]
     offsets = solve(Problem(tuple(buffers)), decisions=0).offsets
     size = max(offset + buffer.size_bytes for offset, buffer in zip(offsets, buffers, strict=True))
-    block = _stand_in(0, size)
+    block = _stand_in("native_block_0", size)
     first, last = min(first for first, _ in spans.values()), max(last for _, last in spans.values())
     placed = {storage: Address(block, offset) for storage, offset in zip(spans, offsets, strict=True)}
     return [(Piece(block, block.tensor, size, first, last), placed)]
@@ -96,15 +96,15 @@ def _one_by_one(
 ) -> list[tuple[Piece, dict[int, Address]]]:
     found = []
     for storage, (first, last) in spans.items():
-        block = _stand_in(storage, sizes[storage])
+        block = _stand_in(f"native_block_{storage}", sizes[storage])
         found.append((Piece(block, block.tensor, sizes[storage], first, last), {storage: Address(block)}))
     return found
 
 
-def _stand_in(number: int, size: int) -> Value:
+def _stand_in(name: str, size: int) -> Value:
     """What stands for memory of some bytes."""
     meta = TensorMeta((size,), (1,), 0, torch.uint8, torch.device("cpu"), -1)
-    return Value(f"native_block_{number}", meta)
+    return Value(name, meta)
 
 
 def _peak(pieces: Iterable[Piece], scratch: Sequence[int]) -> int:
@@ -128,15 +128,26 @@ def with_memory(rows: Mapping[int, ReadyRow], pieces: Sequence[Piece]) -> list[R
     found: list[ReadyRow] = []
     ends = [piece.first if piece.last is None else piece.last for piece in pieces]
     for at in range(max((*rows, *ends), default=-1) + 1):
-        found += [_taking(piece) for piece in pieces if piece.first == at]
-        found += [rows[at]] if at in rows else []
-        found += [ReadyRow(let_go_function(), 1, ends=piece.value) for piece in pieces if piece.last == at]
+        found += [taking(piece.value, piece.meta) for piece in pieces if piece.first == at]
+        found += [*rows[at].before, rows[at], *rows[at].after] if at in rows else []
+        found += [letting_go(piece.value) for piece in pieces if piece.last == at]
     return found
 
 
-def _taking(piece: Piece) -> ReadyRow:
-    meta = piece.meta
+def around(name: str, size: int) -> tuple[Value, ReadyRow, ReadyRow]:
+    """What stands for memory of some bytes that one row needs for itself, and the rows that take it and let it go."""
+    value = _stand_in(name, size)
+    return value, taking(value, value.tensor), letting_go(value)
+
+
+def letting_go(value: Value) -> ReadyRow:
+    """The row that lets memory go. value: what stands for it."""
+    return ReadyRow(let_go_function(), 1, ends=value)
+
+
+def taking(value: Value, meta: TensorMeta) -> ReadyRow:
+    """The row that takes memory for a tensor. value: what stands for it."""
     shape, stride = map(int, meta.shape), map(int, meta.stride)  # type: ignore[arg-type]
     slots = [0, len(meta.shape), CODES[meta.dtype], *shape, *stride]
     more = struct.pack(f"{len(slots)}q", *slots)
-    return ReadyRow(take_function(), 1, more=more, may_fail=True, defines=piece.value)
+    return ReadyRow(take_function(), 1, more=more, may_fail=True, defines=value)

@@ -16,6 +16,7 @@ from dovetail.analysis.liveness import input_bytes, last_uses, storage_bytes
 from dovetail.execute.native.arrange import OpenRow, rows_of
 from dovetail.execute.native.call_memory import CallMemory, call_memory, with_memory
 from dovetail.execute.native.computed import computing_rows
+from dovetail.execute.native.convolution_rows import padded_bytes_of
 from dovetail.execute.native.costs import cost_of_call, cost_of_nodes, has_large_loops
 from dovetail.execute.native.driver import THREADED
 from dovetail.execute.native.kernels import kept_apart, scratch_of
@@ -84,7 +85,7 @@ def clusters_of(
 
     tried = {claim.node: claim for run in runs_of(program, claims, may_show) for claim in run.claims}
     known = {node: claim for node, claim in tried.items() if claim.is_proven()}
-    memory = _Memory(program, dying, loose, scratch_of(known.values()))
+    memory = _Memory(program, dying, loose, {**scratch_of(known.values()), **padded_bytes_of(known.values())})
     memory.likely_unmade = unmade_views(program, known, may_show).addresses
     found = [draft for run in runs_of(program, known, may_show) for draft in memory.drafts(run)]
     kept = {claim.node: claim for draft in found for claim in draft.claims}
@@ -234,11 +235,13 @@ class _Memory:
         ]
         unbound = frozenset(places.inside) - kept - {value for step in after for value in _bound(step)}
         nodes, run_nodes = tuple(claim.node for claim in claims), self.program.nodes[first : last + 1]
-        holders = dict.fromkeys(each.value for row in ready.values() for each in row.pointers if each is not None)
+        holders = dict.fromkeys(each.value for row in finished for each in row.pointers if each is not None)
+        own = [row.defines for each in ready.values() for row in each.before if row.defines is not None]
+        held = [*(p.value for p in sorted(pieces, key=lambda piece: piece.last is not None)), *own]
         given = tuple(value for value in holders if value.tensor.storage in self.outside)
         return Cluster(
             *(first, last, nodes, before, finished, len(early), tuple(made), tuple(results)),
-            tuple(slots[piece.value] + HANDLE for piece in sorted(pieces, key=lambda piece: piece.last is not None)),
+            tuple(slots[value] + HANDLE for value in held),
             *(tuple(after), tuple(counted), given, unbound),
             self.unmade.before(run_nodes),
             tuple(self.unmade.reads(dict(enumerate(run_nodes, first))).items()),

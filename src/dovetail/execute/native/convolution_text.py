@@ -1,11 +1,10 @@
-"""LLVM's text of convolutions of images with channels last: by panels of outputs, or of each channel by itself.
+"""LLVM's text of convolutions of images with channels last, by panels of outputs.
 
     pad       slots: 1, pointers (padded, x), images, height, width, channels, rows above, columns before, height and
               width with padding
     convolve  slots: items, pointers (result, padded, panels, bias), images, rows and columns of the result, outputs,
-              panels, inputs, height and width of the padded image and of the weight, strides (two), whether there is a
-              bias, the least and the largest result (two `float`), the activation
-    depthwise the same; `panels` are taps, of (height * width, channels)
+              panels, inputs, height and width of the padded image and of the weight, strides (two), padding (two),
+              whether there is a bias, the least and the largest result (two `float`), the activation
 
 Items are shares of the work: rows of all results are divided in proportion. A row of pixels by a panel is tiles of
 `panel_text`, once for each line of the weight, whose pixels lie side by side.
@@ -15,11 +14,7 @@ Source: as `panel_text`; Zhang et al., "High Performance Zero-Memory Overhead Di
 
 from __future__ import annotations
 
-from functools import cache
-
-from dovetail.execute.native.machine import function_of
 from dovetail.execute.native.panel_text import (
-    ATTRIBUTES,
     HALF,
     Tile,
     activations_text,
@@ -29,17 +24,6 @@ from dovetail.execute.native.panel_text import (
 )
 from dovetail.execute.native.vector_activations import CODES
 from dovetail.ops.panels import WIDTH
-
-_PIXELS = 8  # of a row of depthwise results that share a tap
-
-
-@cache
-def convolution_function(kind: str, tile: Tile) -> int:
-    """The address of the function of such rows. kind: pad, convolve or depthwise."""
-    text = {"pad": lambda _: _PAD, "convolve": _convolve_text, "depthwise": _depthwise_text}[kind](tile)
-    found = function_of(text.replace("NAME", kind), kind, ())
-    assert found is not None, "it calls nothing"
-    return found
 
 
 def _loaded(names: str, start: int = 1, kind: str = "i64") -> str:
@@ -51,16 +35,16 @@ def _loaded(names: str, start: int = 1, kind: str = "i64") -> str:
     return "\n".join(lines)
 
 
-_SLOTS = "images rows columns outputs panels_count inputs high wide tall broad down across biased"
-_HEAD = f"""
+_SLOTS = "images rows columns outputs panels_count inputs high wide tall broad down across above before biased"
+HEAD = f"""
   %items = load i64, ptr %row
 {_loaded("out x panels bias", 1, "ptr")}
 {_loaded(_SLOTS, 5)}
-  %at_least = getelementptr i64, ptr %row, i64 18
+  %at_least = getelementptr i64, ptr %row, i64 20
   %least = load float, ptr %at_least
   %at_most = getelementptr float, ptr %at_least, i64 1
   %most = load float, ptr %at_most
-{_loaded("activation", 19)}
+{_loaded("activation", 21)}
   %has_bias = icmp ne i64 %biased, 0
   %all_rows = mul i64 %images, %rows
   %items_less = sub i64 %items, 1
@@ -73,23 +57,25 @@ _HEAD = f"""
   %some = icmp slt i64 %first, %end
 """
 # The first pixel that a row of results reads, and the row itself.
-_ROW = """
+RESULT_ROW = """
   %image = sdiv i64 %r, %rows
   %r_first = mul i64 %image, %rows
   %r_in = sub i64 %r, %r_first
   %y = mul i64 %r_in, %down
   %y_image = mul i64 %image, %high
-  %y_all = add i64 %y, %y_image
   %line_size = mul i64 %wide, %inputs
-  %x_offset = mul i64 %y_all, %line_size
-  %x_row = getelementptr float, ptr %x, i64 %x_offset
   %out_size = mul i64 %columns, %outputs
   %out_offset = mul i64 %r, %out_size
   %out_row = getelementptr float, ptr %out, i64 %out_offset
 """
+_ROW = f"""{RESULT_ROW}
+  %y_all = add i64 %y, %y_image
+  %x_offset = mul i64 %y_all, %line_size
+  %x_row = getelementptr float, ptr %x, i64 %x_offset
+"""
 
 
-def _activated(rows: str, columns: str, then: str, out: str) -> str:
+def activated(rows: str, columns: str, then: str, out: str) -> str:
     """Apply the activation to what is written, and go on."""
     cases = " ".join(f"i64 {code}, label %{name}" for name, code in CODES.items())
     calls = "\n".join(
@@ -99,7 +85,7 @@ def _activated(rows: str, columns: str, then: str, out: str) -> str:
     return f"  switch i64 %activation, label %{then} [{cases}]\n{calls}"
 
 
-_NEXT_ROW = """next_row:
+NEXT_ROW = """next_row:
   %r_next = add i64 %r, 1
   %no_row = icmp eq i64 %r_next, %end
   br i1 %no_row, label %leave, label %each_row
@@ -135,7 +121,7 @@ next_tile:
 """
 
 
-def _convolve_text(tile: Tile) -> str:
+def convolve_text(tile: Tile) -> str:
     arguments = (
         "ptr %xq, i64 %step, ptr %wq, ptr %start, i64 %start_down, ptr %oq, i64 %outputs, i64 %block, i64 %valid,"
         " float %low, float %high_number"
@@ -146,7 +132,7 @@ def _convolve_text(tile: Tile) -> str:
 
 define void @NAME(ptr %row, i64 %from, i64 %to) {{
 entry:
-{_HEAD}
+{HEAD}
   %block = mul i64 %broad, %inputs
   %step = mul i64 %across, %inputs
   %panel_line = mul i64 %block, {WIDTH}
@@ -193,149 +179,17 @@ next_line:
   br i1 %is_last, label %activate, label %tap_line
 
 activate:
-{_activated("%columns", "%valid", "next_panel", "%op")}
+{activated("%columns", "%valid", "next_panel", "%op")}
 next_panel:
   %j_next = add i64 %j, 1
   %no_panel = icmp eq i64 %j_next, %panels_count
   br i1 %no_panel, label %next_row, label %panel
 
-{_NEXT_ROW}"""
+{NEXT_ROW}"""
     return declarations(tile) + tiles_text(tile, "NAME") + activations_text(tile, "NAME") + loops
 
 
-def _depthwise_text(tile: Tile) -> str:
-    body = "\n".join(f"of{count}:\n{_pixel_call(count)}  br label %next_tile" for count in range(1, _PIXELS + 1))
-    cases = " ".join(f"i64 {count}, label %of{count}" for count in range(1, _PIXELS + 1))
-    functions = "\n".join(_pixels_text(tile, count) for count in range(1, _PIXELS + 1))
-    loops = f"""
-define void @NAME(ptr %row, i64 %from, i64 %to) {{
-entry:
-{_HEAD}
-  %step = mul i64 %across, %inputs
-  br i1 %some, label %each_row, label %leave
-
-each_row:
-  %r = phi i64 [%first, %entry], [%r_next, %next_row]
-{_ROW}
-  br label %tile
-
-tile:
-  %i = phi i64 [0, %each_row], [%i_next, %next_tile]
-  %left = sub i64 %columns, %i
-  %size_of = call i64 @llvm.smin.i64(i64 %left, i64 {_PIXELS})
-  %xi = mul i64 %i, %step
-  %xq = getelementptr float, ptr %x_row, i64 %xi
-  %oi = mul i64 %i, %outputs
-  %oq = getelementptr float, ptr %out_row, i64 %oi
-  switch i64 %size_of, label %next_tile [{cases}]
-{body}
-next_tile:
-  %i_next = add i64 %i, %size_of
-  %no_tile = icmp eq i64 %i_next, %columns
-  br i1 %no_tile, label %activate, label %tile
-
-activate:
-{_activated("%columns", "%outputs", "next_row", "%out_row")}
-{_NEXT_ROW}"""
-    return declarations(tile) + activations_text(tile, "NAME") + functions + loops
-
-
-def _pixel_call(count: int) -> str:
-    arguments = (
-        "ptr %xq, i64 %step, i64 %line_size, i64 %inputs, ptr %panels, ptr %bias, i1 %has_bias, ptr %oq, i64 %tall,"
-        " i64 %broad, float %least, float %most"
-    )
-    return f"  call void @NAME_pixels{count}({arguments})\n"
-
-
-def _stored(lanes: int, p: int) -> str:
-    """A pixel's vector of results within the clamps, written. p: which pixel."""
-    v, mask = f"<{lanes} x float>", f"<{lanes} x i1>"
-    return f"""  %under{p} = fcmp olt {v} %u{p}, %low
-  %raised{p} = select {mask} %under{p}, {v} %low, {v} %u{p}
-  %over{p} = fcmp ogt {v} %raised{p}, %high
-  %r{p} = select {mask} %over{p}, {v} %high, {v} %raised{p}
-  %oo{p} = mul i64 %channels, {p}
-  %oc{p} = add i64 %oo{p}, %c
-  %o{p} = getelementptr float, ptr %out, i64 %oc{p}
-  call void @llvm.masked.store.v{lanes}f32.p0({v} %r{p}, ptr %o{p}, i32 4, {mask} %mask)"""
-
-
-def _pixels_text(tile: Tile, count: int) -> str:
-    """Some pixels of a row of results, vector by vector of channels."""
-    lanes, pixels = tile.lanes, range(count)
-    v, mask = f"<{lanes} x float>", f"<{lanes} x i1>"
-    numbers = ", ".join(f"i64 {n}" for n in range(lanes))
-    splat = f"poison, <{lanes} x i32> zeroinitializer"
-    sums = "\n".join(f"  %s{p} = phi {v} [%begin, %vector], [%u{p}, %next_line]" for p in pixels)
-    inner = "\n".join(f"  %t{p} = phi {v} [%s{p}, %tap_line], [%u{p}, %tap]" for p in pixels)
-    work = "\n".join(
-        f"""  %xo{p} = mul i64 %step, {p}
-  %xs{p} = getelementptr float, ptr %x_tap, i64 %xo{p}
-  %v{p} = call {v} @llvm.masked.load.v{lanes}f32.p0(ptr %xs{p}, i32 4, {mask} %mask, {v} zeroinitializer)
-  %u{p} = call {v} @llvm.fma.v{lanes}f32({v} %v{p}, {v} %w, {v} %t{p})"""
-        for p in pixels
-    )
-    stores = "\n".join(_stored(lanes, p) for p in pixels)
-    return f"""
-define internal void @NAME_pixels{count}(ptr %x, i64 %step, i64 %line_size, i64 %channels, ptr %taps, ptr %bias,
-    i1 %has_bias, ptr %out, i64 %tall, i64 %broad, float %least, float %most) noinline {ATTRIBUTES} {{
-entry:
-  %low_one = insertelement {v} poison, float %least, i64 0
-  %low = shufflevector {v} %low_one, {v} {splat}
-  %high_one = insertelement {v} poison, float %most, i64 0
-  %high = shufflevector {v} %high_one, {v} {splat}
-  br label %vector
-vector:
-  %c = phi i64 [0, %entry], [%c_next, %done]
-  %left = sub i64 %channels, %c
-  %left_one = insertelement <{lanes} x i64> poison, i64 %left, i64 0
-  %lefts = shufflevector <{lanes} x i64> %left_one, <{lanes} x i64> {splat}
-  %mask = icmp slt <{lanes} x i64> <{numbers}>, %lefts
-  %bp = getelementptr float, ptr %bias, i64 %c
-  %some_one = insertelement {mask} poison, i1 %has_bias, i64 0
-  %some = shufflevector {mask} %some_one, {mask} {splat}
-  %both = and {mask} %mask, %some
-  %begin = call {v} @llvm.masked.load.v{lanes}f32.p0(ptr %bp, i32 4, {mask} %both, {v} zeroinitializer)
-  %x_c = getelementptr float, ptr %x, i64 %c
-  %taps_c = getelementptr float, ptr %taps, i64 %c
-  br label %tap_line
-tap_line:
-  %k = phi i64 [0, %vector], [%k_next, %next_line]
-{sums}
-  %xl = mul i64 %k, %line_size
-  %x_line = getelementptr float, ptr %x_c, i64 %xl
-  %wl0 = mul i64 %k, %broad
-  %wl = mul i64 %wl0, %channels
-  %w_line = getelementptr float, ptr %taps_c, i64 %wl
-  br label %tap
-tap:
-  %l = phi i64 [0, %tap_line], [%l_next, %tap]
-{inner}
-  %offset = mul i64 %l, %channels
-  %x_tap = getelementptr float, ptr %x_line, i64 %offset
-  %w_tap = getelementptr float, ptr %w_line, i64 %offset
-  %w = call {v} @llvm.masked.load.v{lanes}f32.p0(ptr %w_tap, i32 4, {mask} %mask, {v} zeroinitializer)
-{work}
-  %l_next = add i64 %l, 1
-  %line_done = icmp eq i64 %l_next, %broad
-  br i1 %line_done, label %next_line, label %tap
-next_line:
-  %k_next = add i64 %k, 1
-  %taps_done = icmp eq i64 %k_next, %tall
-  br i1 %taps_done, label %done, label %tap_line
-done:
-{stores}
-  %c_next = add i64 %c, {lanes}
-  %more = icmp slt i64 %c_next, %channels
-  br i1 %more, label %vector, label %leave
-leave:
-  ret void
-}}
-"""
-
-
-_PAD = f"""
+PAD = f"""
 declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
 declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
 

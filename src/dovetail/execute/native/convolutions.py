@@ -8,30 +8,44 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
-from dovetail.execute.native.convolution_text import convolution_function
+from dovetail.execute.native.convolution_text import PAD, convolve_text
+from dovetail.execute.native.depthwise_text import depthwise_text
 from dovetail.execute.native.driver import THREADED
-from dovetail.execute.native.machine import driver
+from dovetail.execute.native.machine import driver, function_of
 from dovetail.execute.native.panel_text import Tile, panel_function
-from dovetail.execute.native.panels import CLAMPS, PRODUCT, PRODUCT_SLOTS, WORK, usual_tile
-from dovetail.execute.native.vector_activations import CODES
+from dovetail.execute.native.panels import CLAMPS, PRODUCT, PRODUCT_SLOTS, Finish, finish_of, items_of, usual_tile
 from dovetail.ops.packed import applied
 from dovetail.ops.panel_convolutions import PanelConv, taps_shape
 from dovetail.torch_compat.fakes import is_fake
 from dovetail.torch_compat.native_symbols import no_mode_watches
 
-_PAD, _CONVOLVE = struct.Struct("14q"), struct.Struct("21q2fq")
-_PADDED_SLOTS, _SLOTS = 11, 20
+_PAD, _CONVOLVE = struct.Struct("14q"), struct.Struct("23q2fq")
+_PADDED_SLOTS, _SLOTS = 11, 22
 _NEW = object()
 _MOST_PLANS = 64  # sizes of images that a node remembers
+_NO_FINISH: Finish = (*CLAMPS["none"], 0)
+
+
+@cache
+def convolution_function(kind: str, tile: Tile) -> int:
+    """The address of the function of such rows. kind: pad, pixels, convolve or depthwise."""
+    if kind == "pixels":
+        return panel_function(tile)
+    text = {"pad": lambda _: PAD, "convolve": convolve_text, "depthwise": depthwise_text}[kind](tile)
+    found = function_of(text.replace("NAME", kind), kind, ())
+    assert found is not None, "it calls nothing"
+    return found
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
-    """What depends on the size of an input alone. padded: elements of it with padding around; 0 without padding.
-    of_pixels: whether it is a product of pixels by a matrix.
+class Plan:
+    """What depends on the sizes alone. shape, stride: of the result. padded: elements of the input with padding around;
+    0 where it is read as it is. pads: sizes for the row that copies it so. kind: of the row, see
+    `convolution_function`; `pixels` stands for a product of pixels by a matrix.
     """
 
     shape: tuple[int, ...]
@@ -40,30 +54,36 @@ class _Plan:
     pads: tuple[int, ...]
     items: int
     sizes: tuple[int, ...]
-    of_pixels: bool
+    kind: str
 
 
-def _planned(
-    given: torch.Size, size: Sequence[int], padding: Sequence[int], stride: Sequence[int], groups: int, panels: int
-) -> _Plan | None:
-    """The plan for an input; None where there is nothing to compute, or torch would refuse it."""
+def planned(
+    given: Sequence[int], size: Sequence[int], padding: Sequence[int], stride: Sequence[int], groups: int, panels: int
+) -> Plan | None:
+    """The plan for an input; None where there is nothing to compute, torch would refuse it, or some result would read
+    nothing but padding.
+    """
     images, channels, height, width = given
     (outputs, inputs, tall, broad), (above, before), (down, across) = size, padding, stride
     high, wide = height + 2 * above, width + 2 * before
-    if high < tall or wide < broad or channels != inputs * groups or not images:
+    if high < tall or wide < broad or channels != inputs * groups or not images or not height or not width:
+        return None
+    if above >= tall or before >= broad:
         return None
     rows, columns = (high - tall) // down + 1, (wide - broad) // across + 1
     count = rows * columns * outputs
     of_pixels = groups == 1 and (tall, broad, above, before, down, across) == (1, 1, 0, 0, 1, 1)
-    sizes = (images, rows, columns, outputs, panels, channels, high, wide, tall, broad, down, across)
-    return _Plan(
+    is_copied = groups == 1 and bool(above or before)
+    around = (high, wide, 0, 0) if is_copied else (height, width, above, before)
+    sizes = (images, rows, columns, outputs, panels, channels, *around[:2], tall, broad, down, across, *around[2:])
+    return Plan(
         shape=(images, outputs, rows, columns),
         stride=(count, 1, columns * outputs, outputs),
-        padded=images * high * wide * channels if above or before else 0,
+        padded=images * high * wide * channels if is_copied else 0,
         pads=(images, height, width, channels, above, before, high, wide),
-        items=images * count * inputs * tall * broad // WORK + 1,
+        items=items_of(images * rows * columns, inputs * tall * broad, outputs),
         sizes=(images * rows * columns, channels, outputs, panels) if of_pixels else sizes,
-        of_pixels=of_pixels,
+        kind="pixels" if of_pixels else "convolve" if groups == 1 else "depthwise",
     )
 
 
@@ -82,12 +102,9 @@ def convolution_call(run: PanelConv, tile: Tile | None = None) -> Callable[..., 
     processor's.
     """
     tile = tile or usual_tile()
-    least, most = CLAMPS.get(run.activation, CLAMPS["none"])
-    code, drive, pad = CODES.get(run.activation, 0), driver(), convolution_function("pad", tile)
-    is_within = run.activation in CLAMPS or bool(code)
-    multiply, convolve = panel_function(tile), convolution_function("convolve", tile)
-    by_channel = convolution_function("depthwise", tile)
-    plans: dict[object, _Plan | None] = {}
+    finish, drive, pad = finish_of(run.activation), driver(), convolution_function("pad", tile)
+    functions = {kind: convolution_function(kind, tile) for kind in ("pixels", "convolve", "depthwise")}
+    plans: dict[object, Plan | None] = {}
     known: list[object] = [None, None]  # taps and a bias that fit
 
     def call(
@@ -103,12 +120,12 @@ def convolution_call(run: PanelConv, tile: Tile | None = None) -> Callable[..., 
         if (plan := plans.get(x.shape, _NEW)) is _NEW:
             if len(plans) >= _MOST_PLANS:
                 plans.clear()
-            plan = plans[x.shape] = _planned(x.shape, size, padding, stride, groups, taps.shape[0])
+            plan = plans[x.shape] = planned(x.shape, size, padding, stride, groups, taps.shape[0])
         if taps is not known[0] or bias is not known[1]:
             if not _fit(taps, bias, size, groups):
                 return run(x, taps, bias, size, padding, stride, groups, addend)
             known[:] = taps, bias
-        if not isinstance(plan, _Plan) or x.dtype is not torch.float32 or not no_mode_watches() or is_fake(x):
+        if not isinstance(plan, Plan) or x.dtype is not torch.float32 or not no_mode_watches() or is_fake(x):
             return run(x, taps, bias, size, padding, stride, groups, addend)
         if not x.is_contiguous(memory_format=torch.channels_last) or x.is_neg():
             x = x.resolve_neg().contiguous(memory_format=torch.channels_last)
@@ -119,18 +136,18 @@ def convolution_call(run: PanelConv, tile: Tile | None = None) -> Callable[..., 
             table, start = _PAD.pack(pad, 2, _PADDED_SLOTS, 1, given.data_ptr(), start, *plan.pads), given.data_ptr()
         out = made.data_ptr()
         pointers = (out, start, taps.data_ptr(), out if bias is None else bias.data_ptr())
-        is_alone = addend is None and is_within
-        clamps = (least, most, code) if is_alone else (*CLAMPS["none"], 0)
-        rest = (plan.items, *pointers, *plan.sizes, bias is not None, *clamps)
-        if plan.of_pixels:
-            table = PRODUCT.pack(multiply, 4, PRODUCT_SLOTS, *rest)
+        within = finish if addend is None else None
+        rest = (plan.items, *pointers, *plan.sizes, bias is not None, *(within or _NO_FINISH))
+        function = functions[plan.kind]
+        if plan.kind == "pixels":
+            table = PRODUCT.pack(function, 4, PRODUCT_SLOTS, *rest)
         else:
-            table += _CONVOLVE.pack(convolve if groups == 1 else by_channel, 4, _SLOTS, *rest)
+            table += _CONVOLVE.pack(function, 4, _SLOTS, *rest)
         threads = torch.get_num_threads() if plan.items >= THREADED else 1
         if drive(table, 1 if given is x else 2, threads, 0):
             return run(x, taps, bias, size, padding, stride, groups, addend)
         if addend is not None:
             made.add_(addend)
-        return made if is_alone else applied(run.activation, made)
+        return made if within else applied(run.activation, made)
 
     return call

@@ -118,7 +118,8 @@ class ReadyRow:
     whole numbers that follow the others. checks: rows that run before all rows of a table, and fail where none of
     these may run. may_fail: whether the function may set the number of items to -1. defines: what stands for the
     address that the row writes into others. registers: numbers that it computes, and their slots. ends: what stands for
-    the memory that it lets go. A pointer, or a number, is None where another row writes it.
+    the memory that it lets go. before, after: rows that run just before it and behind it; what those before take, those
+    behind it let go. A pointer, or a number, is None where another row writes it.
     """
 
     function: int
@@ -133,6 +134,8 @@ class ReadyRow:
     defines: Value | None = None
     registers: tuple[tuple[Value, int], ...] = ()
     ends: Value | None = None
+    before: tuple[ReadyRow, ...] = ()
+    after: tuple[ReadyRow, ...] = ()
 
     @property
     def is_strict(self) -> bool:

@@ -1,0 +1,118 @@
+"""Convolutions by panels and by taps of channels as rows: of known sizes, over images with channels last.
+
+Where padding is copied around the image, rows before the one of the convolution take memory for it and copy, and one
+behind it lets the memory go. As for products by panels, nothing is tried: the node has the same functions by itself.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from dovetail.execute.native.call_memory import around
+from dovetail.execute.native.claim_base import PlacedBase
+from dovetail.execute.native.convolutions import Plan, convolution_function, planned
+from dovetail.execute.native.panel_rows import is_in_order, known_sizes
+from dovetail.execute.native.panels import Finish, finish_of, multiplies_panels, usual_tile
+from dovetail.execute.native.rows import Access, Address, Addresses, ReadyRow, RowClaim, Storages
+from dovetail.ir.prim import Prim
+from dovetail.ir.program import Node, Operand, TensorMeta, Value
+from dovetail.ops.panel_convolutions import PanelConv, taps_shape
+
+_ITEMSIZE = torch.float32.itemsize
+_IMAGE, _ADDEND = 4, 7
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolutionClaim(PlacedBase):
+    """See `rows.RowClaim`. operands: x, taps, and the bias if there is one."""
+
+    node: Node
+    operands: tuple[Operand, ...]
+    result: Value
+    plan: Plan
+    finish: Finish
+    into: Value | None = None
+    layout: None = None
+    element: str = "i8"
+
+    def accesses(self) -> list[Access]:
+        """What it touches."""
+        read = [Access(value.tensor) for value in self.operands if isinstance(value, Value)]
+        return [Access(self.result.tensor, is_written=True), *read]
+
+    def is_proven(self) -> bool:
+        """It is the kernel that the node has by itself."""
+        return True
+
+    @property
+    def padded_bytes(self) -> int:
+        """What the image takes with padding around it."""
+        return self.plan.padded * _ITEMSIZE
+
+
+def convolution_claim(node: Node) -> ConvolutionClaim | None:
+    """The claim on a node, as far as descriptions say."""
+    run = node.target.run if isinstance(node.target, Prim) else None
+    if not isinstance(run, PanelConv) or node.kwargs or len(node.results()) != 1 or not multiplies_panels():
+        return None
+    x, taps, bias, size, padding, stride, groups, *rest = node.args
+    finish, (result,) = finish_of(run.activation), node.results()
+    if finish is None or any(each is not None for each in rest) or not isinstance(groups, int):
+        return None
+    lists = [_numbers(each) for each in (size, padding, stride)]
+    operands = tuple(each for each in (x, taps, bias) if each is not None)
+    values = [each for each in operands if isinstance(each, Value) and each.is_tensor]
+    if None in lists or len(values) < len(operands) or not _is_image(values[0].tensor) or not _is_image(result.tensor):
+        return None
+    sizes, pads, steps = (each or () for each in lists)
+    weights = zip(values[1:], (taps_shape(sizes, groups), (sizes[0],)), strict=False)
+    if not all(is_in_order(value.tensor) and known_sizes(value.tensor) == shape for value, shape in weights):
+        return None
+    panels, *_ = taps_shape(sizes, groups)
+    plan = planned(known_sizes(values[0].tensor), sizes, pads, steps, groups, panels)
+    if plan is None or plan.shape != known_sizes(result.tensor) or (groups > 1 and sizes[:2] != (groups, 1)):
+        return None
+    return ConvolutionClaim(node, operands, result, plan, finish)
+
+
+def _numbers(operand: Operand) -> tuple[int, ...] | None:
+    """A list of known numbers."""
+    found = [each for each in operand if isinstance(each, int)] if isinstance(operand, list | tuple) else None
+    return tuple(found) if found is not None and len(found) == len(operand) else None  # type: ignore[arg-type]
+
+
+def _is_image(meta: TensorMeta) -> bool:
+    """Whether a tensor is images of float32 on the CPU, of known sizes, with channels last and without gaps."""
+    if len(meta.shape) != _IMAGE:
+        return False
+    shape, stride = ((numbers[0], *numbers[2:], numbers[1]) for numbers in (meta.shape, meta.stride))
+    last = replace(meta, shape=shape, stride=stride)
+    return is_in_order(last)
+
+
+def convolution_row(claims: Sequence[ConvolutionClaim], _: Storages, addresses: Addresses) -> ReadyRow | None:
+    """The row of a claim."""
+    (claim,) = claims
+    plan, tile, has_bias = claim.plan, usual_tile(), len(claim.operands) > 2
+    values = [claim.result, *(value for value in claim.operands if isinstance(value, Value))]
+    values += [] if has_bias else [claim.result]  # a pointer that is not read
+    out, x, *weights = (addresses.get(value, Address(value)) for value in values)
+    before, after = list[ReadyRow](), list[ReadyRow]()
+    if plan.padded:
+        room, take, let_go = around(f"{claim.result.name}_padded", claim.padded_bytes)
+        more = struct.pack(f"{len(plan.pads)}q", *plan.pads)
+        before = [take, ReadyRow(convolution_function("pad", tile), 1, (Address(room), x), more=more)]
+        x, after = Address(room), [let_go]
+    more = struct.pack(f"{len(plan.sizes) + 1}q2fq", *plan.sizes, has_bias, *claim.finish)
+    pointers = (out, x, *weights)
+    function = convolution_function(plan.kind, tile)
+    return ReadyRow(function, plan.items, pointers, more=more, before=tuple(before), after=tuple(after))
+
+
+def padded_bytes_of(claims: Iterable[RowClaim]) -> dict[Node, int]:
+    """What images with padding around them take while a node runs, by node."""
+    return {claim.node: claim.padded_bytes for claim in claims if isinstance(claim, ConvolutionClaim)}

@@ -1,0 +1,185 @@
+"""LLVM's text of convolutions of each channel by itself, over images with channels last.
+
+    slots: as `convolution_text`, over an image without padding around; `panels` are taps, of (height * width, channels)
+
+Padding is less than the weight's size: each result reads some pixel. Where a result reads fewer than all taps, those
+that lie outside are left out, which is what zeros around the image would add.
+"""
+
+from __future__ import annotations
+
+from dovetail.execute.native.convolution_text import HEAD, NEXT_ROW, RESULT_ROW, activated
+from dovetail.execute.native.panel_text import ATTRIBUTES, Tile, activations_text, declarations
+
+_PIXELS = 8  # of a row of results that share a tap
+
+# The same without padding around the image: from which line on taps are inside, and how many lines.
+_ROW_INSIDE = f"""{RESULT_ROW}
+  %top = sub i64 %y, %above
+  %hidden = sub i64 0, %top
+  %tap_first = call i64 @llvm.smax.i64(i64 %hidden, i64 0)
+  %below = sub i64 %high, %top
+  %tap_end = call i64 @llvm.smin.i64(i64 %below, i64 %tall)
+  %tap_lines = sub i64 %tap_end, %tap_first
+  %y_first = add i64 %top, %tap_first
+  %y_all = add i64 %y_first, %y_image
+  %x_offset = mul i64 %y_all, %line_size
+  %x_row = getelementptr float, ptr %x, i64 %x_offset
+  %taps_line = mul i64 %broad, %inputs
+  %taps_offset = mul i64 %tap_first, %taps_line
+  %taps_row = getelementptr float, ptr %panels, i64 %taps_offset
+"""
+# Pixels side by side that read all taps of a line; else one, and those of its taps that lie inside.
+_PIXELS_INSIDE = f"""
+  %column_scaled = mul i64 %i, %across
+  %column = sub i64 %column_scaled, %before
+  %outside = sub i64 0, %column
+  %l_first = call i64 @llvm.smax.i64(i64 %outside, i64 0)
+  %right = sub i64 %wide, %column
+  %l_end = call i64 @llvm.smin.i64(i64 %right, i64 %broad)
+  %l_count = sub i64 %l_end, %l_first
+  %is_whole = icmp eq i64 %l_count, %broad
+  %whole_left = sub i64 %whole_end, %i
+  %left = select i1 %is_whole, i64 %whole_left, i64 1
+  %size_of = call i64 @llvm.smin.i64(i64 %left, i64 {_PIXELS})
+  %column_first = add i64 %column, %l_first
+  %xi = mul i64 %column_first, %inputs
+  %xq = getelementptr float, ptr %x_row, i64 %xi
+  %wi = mul i64 %l_first, %inputs
+  %wq = getelementptr float, ptr %taps_row, i64 %wi
+  %oi = mul i64 %i, %outputs
+  %oq = getelementptr float, ptr %out_row, i64 %oi
+"""
+
+
+def depthwise_text(tile: Tile) -> str:
+    body = "\n".join(f"of{count}:\n{_pixel_call(count)}  br label %next_tile" for count in range(1, _PIXELS + 1))
+    cases = " ".join(f"i64 {count}, label %of{count}" for count in range(1, _PIXELS + 1))
+    functions = "\n".join(_pixels_text(tile, count) for count in range(1, _PIXELS + 1))
+    loops = f"""
+declare i64 @llvm.smax.i64(i64, i64)
+
+define void @NAME(ptr %row, i64 %from, i64 %to) {{
+entry:
+{HEAD}
+  %step = mul i64 %across, %inputs
+  %reach = add i64 %wide, %before
+  %reach_less = sub i64 %reach, %broad
+  %whole_last = sdiv i64 %reach_less, %across
+  %whole_next = add i64 %whole_last, 1
+  %whole_end = call i64 @llvm.smin.i64(i64 %whole_next, i64 %columns)
+  br i1 %some, label %each_row, label %leave
+
+each_row:
+  %r = phi i64 [%first, %entry], [%r_next, %next_row]
+{_ROW_INSIDE}
+  br label %tile
+
+tile:
+  %i = phi i64 [0, %each_row], [%i_next, %next_tile]
+{_PIXELS_INSIDE}
+  switch i64 %size_of, label %next_tile [{cases}]
+{body}
+next_tile:
+  %i_next = add i64 %i, %size_of
+  %no_tile = icmp eq i64 %i_next, %columns
+  br i1 %no_tile, label %activate, label %tile
+
+activate:
+{activated("%columns", "%outputs", "next_row", "%out_row")}
+{NEXT_ROW}"""
+    return declarations(tile) + activations_text(tile, "NAME") + functions + loops
+
+
+def _pixel_call(count: int) -> str:
+    arguments = (
+        "ptr %xq, i64 %step, i64 %line_size, i64 %inputs, ptr %wq, i64 %taps_line, ptr %bias, i1 %has_bias, ptr %oq,"
+        " i64 %tap_lines, i64 %l_count, float %least, float %most"
+    )
+    return f"  call void @NAME_pixels{count}({arguments})\n"
+
+
+def _stored(lanes: int, p: int) -> str:
+    """A pixel's vector of results within the clamps, written. p: which pixel."""
+    v, mask = f"<{lanes} x float>", f"<{lanes} x i1>"
+    return f"""  %under{p} = fcmp olt {v} %u{p}, %low
+  %raised{p} = select {mask} %under{p}, {v} %low, {v} %u{p}
+  %over{p} = fcmp ogt {v} %raised{p}, %high
+  %r{p} = select {mask} %over{p}, {v} %high, {v} %raised{p}
+  %oo{p} = mul i64 %channels, {p}
+  %oc{p} = add i64 %oo{p}, %c
+  %o{p} = getelementptr float, ptr %out, i64 %oc{p}
+  call void @llvm.masked.store.v{lanes}f32.p0({v} %r{p}, ptr %o{p}, i32 4, {mask} %mask)"""
+
+
+def _pixels_text(tile: Tile, count: int) -> str:
+    """Some pixels of a row of results, vector by vector of channels."""
+    lanes, pixels = tile.lanes, range(count)
+    v, mask = f"<{lanes} x float>", f"<{lanes} x i1>"
+    numbers = ", ".join(f"i64 {n}" for n in range(lanes))
+    splat = f"poison, <{lanes} x i32> zeroinitializer"
+    sums = "\n".join(f"  %s{p} = phi {v} [%begin, %vector], [%u{p}, %next_line]" for p in pixels)
+    inner = "\n".join(f"  %t{p} = phi {v} [%s{p}, %tap_line], [%u{p}, %tap]" for p in pixels)
+    work = "\n".join(
+        f"""  %xo{p} = mul i64 %step, {p}
+  %xs{p} = getelementptr float, ptr %x_tap, i64 %xo{p}
+  %v{p} = call {v} @llvm.masked.load.v{lanes}f32.p0(ptr %xs{p}, i32 4, {mask} %mask, {v} zeroinitializer)
+  %u{p} = call {v} @llvm.fma.v{lanes}f32({v} %v{p}, {v} %w, {v} %t{p})"""
+        for p in pixels
+    )
+    stores = "\n".join(_stored(lanes, p) for p in pixels)
+    return f"""
+define internal void @NAME_pixels{count}(ptr %x, i64 %step, i64 %line_size, i64 %channels, ptr %taps, i64 %taps_line,
+    ptr %bias, i1 %has_bias, ptr %out, i64 %tall, i64 %broad, float %least, float %most) noinline {ATTRIBUTES} {{
+entry:
+  %low_one = insertelement {v} poison, float %least, i64 0
+  %low = shufflevector {v} %low_one, {v} {splat}
+  %high_one = insertelement {v} poison, float %most, i64 0
+  %high = shufflevector {v} %high_one, {v} {splat}
+  br label %vector
+vector:
+  %c = phi i64 [0, %entry], [%c_next, %done]
+  %left = sub i64 %channels, %c
+  %left_one = insertelement <{lanes} x i64> poison, i64 %left, i64 0
+  %lefts = shufflevector <{lanes} x i64> %left_one, <{lanes} x i64> {splat}
+  %mask = icmp slt <{lanes} x i64> <{numbers}>, %lefts
+  %bp = getelementptr float, ptr %bias, i64 %c
+  %some_one = insertelement {mask} poison, i1 %has_bias, i64 0
+  %some = shufflevector {mask} %some_one, {mask} {splat}
+  %both = and {mask} %mask, %some
+  %begin = call {v} @llvm.masked.load.v{lanes}f32.p0(ptr %bp, i32 4, {mask} %both, {v} zeroinitializer)
+  %x_c = getelementptr float, ptr %x, i64 %c
+  %taps_c = getelementptr float, ptr %taps, i64 %c
+  br label %tap_line
+tap_line:
+  %k = phi i64 [0, %vector], [%k_next, %next_line]
+{sums}
+  %xl = mul i64 %k, %line_size
+  %x_line = getelementptr float, ptr %x_c, i64 %xl
+  %wl = mul i64 %k, %taps_line
+  %w_line = getelementptr float, ptr %taps_c, i64 %wl
+  br label %tap
+tap:
+  %l = phi i64 [0, %tap_line], [%l_next, %tap]
+{inner}
+  %offset = mul i64 %l, %channels
+  %x_tap = getelementptr float, ptr %x_line, i64 %offset
+  %w_tap = getelementptr float, ptr %w_line, i64 %offset
+  %w = call {v} @llvm.masked.load.v{lanes}f32.p0(ptr %w_tap, i32 4, {mask} %mask, {v} zeroinitializer)
+{work}
+  %l_next = add i64 %l, 1
+  %line_done = icmp eq i64 %l_next, %broad
+  br i1 %line_done, label %next_line, label %tap
+next_line:
+  %k_next = add i64 %k, 1
+  %taps_done = icmp eq i64 %k_next, %tall
+  br i1 %taps_done, label %done, label %tap_line
+done:
+{stores}
+  %c_next = add i64 %c, {lanes}
+  %more = icmp slt i64 %c_next, %channels
+  br i1 %more, label %vector, label %leave
+leave:
+  ret void
+}}
+"""
