@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from types import CodeType, FunctionType
@@ -11,20 +12,23 @@ import torch
 
 from dovetail.reach.codes import names_of
 from dovetail.reach.libraries import is_library_class
-from dovetail.reach.values import attributes_of, is_a, mro_of, own_of
+from dovetail.reach.values import Kind, attributes_of, is_a, kind_of, mro_of, own_of
 
 _TABLES = ("_parameters", "_buffers", "_modules")
 _CONTAINERS = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
 _BASES = (torch.nn.Module, object)
+_OF_OTHER_PATHS = (Kind.OBJECT, Kind.DICT, Kind.LIST)
 
 
 def expected_reads(items: Iterable[Any], codes: Iterable[CodeType]) -> Iterator[tuple[type, frozenset[str]]]:
     """Classes of modules and optimizers among some objects, each with attributes that their code names.
 
-    Of modules these are weights, buffers and modules inside; of library classes, and of optimizers, any attribute.
-    codes: that ran. Unless one of them names `step`, optimizers are not expected to be read.
+    Of modules these are weights, buffers and modules inside, and what several modules hold, such as a configuration: it
+    would have another path later. Of library classes, and of optimizers, any attribute. codes: that ran. Unless one
+    of them names `step`, optimizers are not expected to be read.
     """
     left, seen, steps = list(items), set[int](), any("step" in names_of(code).attributes for code in codes)
+    modules: list[tuple[type, frozenset[str], dict[str, Any]]] = []
     while left:
         item = left.pop()
         if id(item) in seen or not is_a(item, (torch.nn.Module, torch.optim.Optimizer)):
@@ -45,6 +49,22 @@ def expected_reads(items: Iterable[Any], codes: Iterable[CodeType]) -> Iterator[
             found |= {"_modules"}
         left += [module for name, module in inside.items() if "_modules" in found or name in found]
         yield kind, found
+        modules.append((kind, named, held))
+    yield from _shared(modules)
+
+
+def _shared(modules: Iterable[tuple[type, frozenset[str], dict[str, Any]]]) -> Iterator[tuple[type, frozenset[str]]]:
+    """Classes of modules, with those names among some under which they hold what another one holds as well."""
+    places = [
+        (kind, name, id(held[name]))
+        for kind, named, held in modules
+        for name in named & held.keys()
+        if kind_of(type(held[name])) in _OF_OTHER_PATHS
+    ]
+    holders = Counter(key for _, _, key in places)
+    for kind, name, key in places:
+        if holders[key] > 1:
+            yield kind, frozenset((name,))
 
 
 @lru_cache(4096)
