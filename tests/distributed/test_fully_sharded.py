@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -192,8 +194,11 @@ def test_gradients_are_added_up_without_an_exchange(two_ranks: Ranks) -> None:
     assert max(two_ranks(_accumulates)) <= 2
 
 
-def _goes_on(rank: int) -> int:
-    """Calls in eager mode before, between and after compiled ones, evaluations and saved states among them."""
+def _goes_on(rank: int, between: str) -> tuple[int, int]:
+    """Calls in eager mode before, between and after compiled ones, evaluations and saved states among them.
+
+    between: what happens to weights after some evaluations: those that were gathered are written, or the shards are.
+    """
     warnings.simplefilter("ignore")
     batches = _batches(rank, 9)
     made = []
@@ -208,16 +213,26 @@ def _goes_on(rank: int) -> int:
             if number in (2, 3, 6):
                 with torch.no_grad():
                     found.append(trained.model(*batch).sum())
+                    if between != "nothing":
+                        for weight in _SHOWN[between](trained):
+                            weight.mul_(0.5)
             if number == 5:
                 trained.model.load_state_dict({k: v * 0.5 for k, v in trained.model.state_dict().items()})
         made.append(copy.deepcopy(found))
     assert same(*made)
-    return int(compiled.stats.eager_calls)
+    return int(compiled.stats.eager_calls), int(compiled.stats.captures)
 
 
-def test_eager_mode_goes_on_at_any_time(two_ranks: Ranks) -> None:
-    """An evaluation leaves the root's weights gathered: the call that follows runs in eager mode."""
-    assert max(two_ranks(_goes_on)) <= 3
+_SHOWN: dict[str, Callable[[Trained], Iterable[torch.Tensor]]] = {
+    "gathered": lambda trained: [x for x in trained.model.parameters() if not isinstance(x, DTensor)],
+    "shards": lambda trained: [x.to_local() for x in trained.optimizer.param_groups[0]["params"]],
+}
+
+
+@pytest.mark.parametrize(("between", "eager_calls"), [("nothing", 0), ("gathered", 2), ("shards", 2)])
+def test_eager_mode_goes_on_at_any_time(two_ranks: Ranks, between: str, eager_calls: int) -> None:
+    """An evaluation leaves the root's weights gathered, which a program gives up unless they are written then."""
+    assert two_ranks(_goes_on, between) == [(eager_calls, 1)] * 2
 
 
 def _another_batch(rank: int) -> int:

@@ -117,19 +117,48 @@ def _settings(state: Any) -> Any:
 
 def in_use(state: Any) -> bool:
     """Whether parameters are gathered, or something waits for a later call: gradients that are not reduced yet."""
+    return _waits(state) or has_forward_before([state]) or any(map(_is_gathered, groups_of(state)))
+
+
+def has_forward_before(states: Iterable[Any]) -> bool:
+    """Whether a forward has run that no backward has followed, so that what it gathered may be there."""
+    return any(state._comm_ctx.post_forward_order for state in states if is_prepared(state))
+
+
+def reshard(states: Iterable[Any]) -> bool:
+    """Free what forwards without a backward have left gathered, in all that belongs to these states.
+
+    Nothing is done where something else waits, or where what is gathered is not what the shards hold: the next forward
+    would read it. Returns whether anything was done.
+    """
+    done = False
+    for context in {id(state._state_ctx): state._state_ctx for state in states if is_prepared(state)}.values():
+        everything = list(context.all_states)
+        if not has_forward_before(everything) or any(map(_waits, everything)):
+            continue
+        groups = [group for state in everything for group in groups_of(state)]
+        if all(map(_is_as_sharded, groups)):
+            for group in groups:
+                group._to_sharded()
+                group._post_forward_indices.clear()
+            for state in everything:
+                state._comm_ctx.post_forward_order.clear()
+            done = True
+    return done
+
+
+def _waits(state: Any) -> bool:
     if state._training_state.name != "IDLE" or state._modules_to_run_forward:
         return True
     context = state._comm_ctx
     reduced = getattr(context, "reduce_scatter_states", None) or getattr(context, "reduce_scatter_state", None)
-    if context.all_gather_state is not None or reduced or context.post_forward_order:
-        return True
-    return any(_is_in_use(group) for group in groups_of(state))
+    return context.all_gather_state is not None or bool(reduced) or any(map(_group_waits, groups_of(state)))
 
 
-def _is_in_use(group: Any) -> bool:
-    if not group.is_sharded or group._training_state.name != "IDLE" or group._all_gather_result is not None:
+def _group_waits(group: Any) -> bool:
+    if group._training_state.name != "IDLE" or group._all_gather_result is not None:
         return True
-    if group._partial_reduce_output is not None or group._post_forward_indices:
+    if group._partial_reduce_output is not None:
         return True
     for parameter in group.fsdp_params:
         unsharded = parameter.__dict__.get("_unsharded_param")
@@ -139,6 +168,24 @@ def _is_in_use(group: Any) -> bool:
         if not is_fake(local) and storage_key(local) != storage_key(parameter._sharded_param_data):
             return True  # its weights are somewhere else than what it gathers
     return False
+
+
+def _is_gathered(group: Any) -> bool:
+    return not group.is_sharded or bool(group._post_forward_indices)
+
+
+def _is_as_sharded(group: Any) -> bool:
+    """Whether what was gathered is still what this rank's shards hold, and nobody has written to it."""
+    if group.is_sharded:
+        return True
+    for parameter in group.fsdp_params:
+        whole, own = parameter.all_gather_outputs, _shard_of(parameter)
+        if len(whole) != 1 or parameter._unsharded_param._version or whole[0].dtype != own.dtype:
+            return False
+        part = whole[0].view(-1)[own.numel() * parameter.mesh_info.shard_mesh_rank :][: own.numel()]
+        if not torch.equal(part.view(torch.uint8), own.view(torch.uint8)):
+            return False
+    return True
 
 
 def settings_of(state: Any) -> Any:

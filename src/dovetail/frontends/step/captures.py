@@ -42,6 +42,7 @@ from dovetail.frontends.step.reachable_state import ReachableState
 from dovetail.frontends.step.recorded import Recorded
 from dovetail.frontends.step.same_recordings import made_beforehand
 from dovetail.frontends.step.searches import SearchCalled
+from dovetail.frontends.step.sharded_modules import ShardedModules
 from dovetail.frontends.step.variant import StepVariant, tie
 from dovetail.frontends.variant_cache import VariantCache
 from dovetail.ir.program import Value
@@ -58,7 +59,7 @@ _MOST_ROUNDS = 3  # calls, one after the other, that make state in the same cont
 class StepCaptures:
     """See the module docstring.
 
-    given_up: why the step runs in eager mode from now on. searching: the optimizers of a step that calls LBFGS.
+    given_up: why it runs in eager mode now. searching: optimizers of one that calls LBFGS. sharded: its modules.
     """
 
     capture: type[StepCapture] = StepCapture
@@ -70,17 +71,14 @@ class StepCaptures:
         self._cache = cache
         self._state = state
         self._falls_back = falls_back
-        self._lifting = Lifting()
-        self._eager = EagerRuns()
+        self._lifting, self._eager, self._why_eager = Lifting(), EagerRuns(), ""
         self._options = options
         self._missed = self._failed = False
         self._refused: UnsupportedDistributed | None = None
         self._rounds, self._filled, self._made = 0, frozenset[Path](), frozenset[Path]()
         self._last_miss: Question | None = None
-        self._walks, self._answers = Walks(), dict[object, Any]()
-        self._why_eager = ""
-        self._is_begun, self._is_shown, self._begins_cleared = False, False, True
-        self._put: list[tuple[Slot, Any]] = []
+        self._walks, self._answers, self._put = Walks(), dict[object, Any](), list[tuple[Slot, Any]]()
+        self._is_begun, self._is_shown, self._begins_cleared, self.sharded = False, False, True, ShardedModules()
 
     def see_first(self, call: StepCall) -> None:
         """Note the arguments of the first call."""
@@ -157,7 +155,10 @@ class StepCaptures:
         )
 
     def _reachable(self, call: StepCall) -> ReachableState:
-        return ReachableState(call.step, self._eager.read, filter(leads_on, call.leaves), self._state)
+        found = ReachableState(call.step, self._eager.read, filter(leads_on, call.leaves), self._state)
+        if self.sharded.find(module for _, module in found.modules):
+            found.refresh()
+        return found
 
     def _find_in(self, reachable: ReachableState, call: StepCall, tried: Sequence[StepVariant]) -> Chosen | None:
         """A variant for a call in a reachable state that was looked at again: after a checkpoint was loaded, say."""

@@ -125,9 +125,13 @@ class CompiledStep:
         """
         if is_part_of_a_step():  # an outer one, whose program holds what this one does
             return self._step(*args, **kwargs)
-        cache, captures = self._cache, self._captures
-        cache.counts.calls += 1
-        agreement = Agreement()
+        self._cache.counts.calls += 1
+        with self._captures.sharded:
+            return self._called(args, kwargs)
+
+    @not_traced
+    def _called(self, args: Any, kwargs: Any) -> Any:
+        cache, captures, agreement = self._cache, self._captures, Agreement()
         try:
             if captures.given_up is not None or cache.patience.waits() or _is_looked_at():
                 cache.counts.eager_calls += 1

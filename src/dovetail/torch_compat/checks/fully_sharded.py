@@ -124,6 +124,44 @@ def check_in_use() -> str | None:
     return _as_it_changes(lambda state, _: fully_sharded.in_use(state), [False, False, True, False])
 
 
+def check_has_forward_before() -> str | None:
+    """It is so from the end of a forward on."""
+    found = []
+    for is_left in (False, True):
+        with _module() as module:
+            if module is not None:
+                _leave(module, is_left)
+                found.append(fully_sharded.has_forward_before([_state(module)]))
+    return first_difference(("answers", found, [False, True][: len(found)]))
+
+
+def check_reshard() -> str | None:
+    """What a forward has left is given up, unless its weights, or shards, were written meanwhile."""
+    found = []
+    for change in (_unchanged, lambda parameter: parameter._unsharded_param, lambda parameter: parameter.sharded_param):
+        with _module() as module:
+            if module is not None:
+                _leave(module, True)
+                written = change(fully_sharded.groups_of(_state(module))[0].fsdp_params[0])
+                with torch.no_grad():
+                    _ = written if written is None else getattr(written, "_local_tensor", written).add_(1.0)
+                found.append(fully_sharded.reshard([_state(module)]))
+                found.append(fully_sharded.in_use(_state(module)))
+    return first_difference(("done, in use", found, [True, False, False, True, False, True][: len(found)]))
+
+
+def _unchanged(_: Any) -> None:
+    return None
+
+
+def _leave(module: Any, is_left: bool) -> None:
+    """What the end of a forward leaves."""
+    if is_left:
+        module.unshard()
+        for group in fully_sharded.groups_of(_state(module)):
+            group._record_post_forward()
+
+
 def _as_it_changes(ask: Callable[[Any, Any], bool], expected: list[bool]) -> str | None:
     """Compare answers: at first, while gradients are not exchanged, while parameters are gathered, and again."""
     with _module() as module:
@@ -182,6 +220,8 @@ CHECKS = (
     check_settings_of,
     check_changed_since,
     check_in_use,
+    check_has_forward_before,
+    check_reshard,
     check_on_fakes,
     check_taken_apart,
 )
