@@ -96,6 +96,10 @@ class ExecutorList:
         """Whether one of them has a kernel for products by weights in panels, as far as it claims nodes one by one."""
         return any(getattr(executor, "multiplies_panels", False) for executor in self.executors)
 
+    def multiplies_int8_panels(self) -> bool:
+        """Whether one of them has a kernel for products of 8-bit integers by panels, and the processor has one."""
+        return any(getattr(executor, "multiplies_int8_panels", False) for executor in self.executors)
+
     def owner(self, node: Node) -> Executor:
         """The first executor that claims the node."""
         return next(executor for executor in self.executors if executor.claim(node))

@@ -15,7 +15,7 @@ import torch
 from dovetail.ir.program import Node, TensorMeta, Value
 from dovetail.ir.sizes import Size
 from dovetail.ops.arguments import arguments_of
-from dovetail.ops.packing import reads_panels
+from dovetail.ops.packing import reads_panels, rounds_rows
 from dovetail.torch_compat.dispatch import Overload, schema_of, tags_of
 
 _VIEW_US, _CALL_US = 1.0, 3.0
@@ -50,7 +50,7 @@ def call_cost(node: Node) -> CallCost:
     """What one node costs. Nodes that nothing is known of take their passes over memory."""
     results = [value.tensor for value in node.results() if value.is_tensor]
     operands = [value.tensor for value in node.operands() if value.is_tensor]
-    if reads_panels(node.target):
+    if reads_panels(node.target) or rounds_rows(node.target):
         is_known = all(isinstance(size, int) for meta in results for size in meta.shape)
         return CallCost(_CALL_US + _SAVED_PANEL_US + _bytes_us(operands, results), _SAVED_PANEL_US * is_known)
     if not isinstance(node.target, Overload) or not results:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 
 from dovetail.ir.prim import Prim
+from dovetail.ops.int8_panels import PACK_INT8_PANELS, Int8PanelLinear
 from dovetail.ops.packed import PACK_CONV, PACK_LINEAR, PackedConv, PackedLinear
 from dovetail.ops.panel_convolutions import PACK_TAPS, PanelConv, plain_kernel
 from dovetail.ops.panels import PACK_PANELS, PanelLinear, plain_weight
-from dovetail.ops.quantized import PACK_INT8, Int8Linear
+from dovetail.ops.quantized import PACK_INT8, QUANTIZE_ROWS, ROW_RANGES, Int8Linear
 
 _MATRIX = 2
-_PACKING = (PACK_LINEAR, PACK_CONV, PACK_INT8, PACK_PANELS, PACK_TAPS)
+_PACKING = (PACK_LINEAR, PACK_CONV, PACK_INT8, PACK_PANELS, PACK_TAPS, PACK_INT8_PANELS)
 
 
 def is_packing(target: object) -> bool:
@@ -21,13 +22,13 @@ def is_packing(target: object) -> bool:
 
 def unpacks(target: object) -> bool:
     """Whether what a packing primitive gives can be told to give the weight back, each bit of it."""
-    return is_packing(target) and target is not PACK_INT8
+    return is_packing(target) and target is not PACK_INT8 and target is not PACK_INT8_PANELS
 
 
 def takes_packed(target: object) -> bool:
     """Whether a primitive reads a packed weight, its second operand; or a plain one in its place."""
     return isinstance(target, Prim) and isinstance(
-        target.run, PackedLinear | PackedConv | PanelLinear | PanelConv | Int8Linear
+        target.run, PackedLinear | PackedConv | PanelLinear | PanelConv | Int8Linear | Int8PanelLinear
     )
 
 
@@ -40,4 +41,9 @@ def unpacked(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
 
 def reads_panels(target: object) -> bool:
     """Whether a primitive reads a weight in panels or taps."""
-    return isinstance(target, Prim) and isinstance(target.run, PanelLinear | PanelConv)
+    return isinstance(target, Prim) and isinstance(target.run, PanelLinear | PanelConv | Int8PanelLinear)
+
+
+def rounds_rows(target: object) -> bool:
+    """Whether a primitive is part of rounding an input to 8-bit integers."""
+    return target is ROW_RANGES or target is QUANTIZE_ROWS

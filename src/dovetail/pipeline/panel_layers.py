@@ -18,9 +18,11 @@ from dovetail.analysis.reads import readers_of
 from dovetail.ir.draft import Draft
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Program, Value, values_in
+from dovetail.ops.int8_panels import GROUP, PACK_INT8_PANELS, int8_panel_linear, int8_panels_shape
 from dovetail.ops.packed import PACK_CONV, PACK_LINEAR, PackedConv, packed_linear
 from dovetail.ops.panel_convolutions import PACK_TAPS, panel_conv, taps_shape
 from dovetail.ops.panels import PACK_PANELS, WIDTH, PanelLinear
+from dovetail.ops.quantized import PACK_INT8, Int8Linear
 
 # Multiplications for an image, measured on one thread with AVX-512 beside oneDNN.
 _SMALL, _SMALL_OF_PIXELS, _SMALL_BY_CHANNEL = 1 << 20, 6 << 20, 1 << 19
@@ -80,6 +82,28 @@ def over_packed(program: Program) -> Program:
             node = replace(node, target=packed_linear(run.activation), args=(x, panels_, *bias))
         draft.take(node)
     return draft.finish()
+
+
+def over_int8_panels(program: Program) -> Program:
+    """The program whose products of 8-bit integers over packed weights read panels, where these can be laid out."""
+    draft, changed = Draft(program), set[Value]()
+    for node in program.nodes:
+        run = node.target.run if isinstance(node.target, Prim) else None
+        if node.target is PACK_INT8 and _has_groups(weight := _weight_of(node)):
+            (packed,), shape = node.results(), int8_panels_shape(*map(int, weight.tensor.shape))  # type: ignore[arg-type]
+            made = draft.value(f"{packed.name}_panels", replace(weight.tensor, shape=shape, stride=_contiguous(shape)))
+            draft.substitute(packed, made)
+            changed.add(packed)
+            node = replace(node, target=PACK_INT8_PANELS, outputs=(made,))
+        elif isinstance(run, Int8Linear) and node.args[1] in changed:
+            node = replace(node, target=int8_panel_linear(run.activation))
+        draft.take(node)
+    return draft.finish() if changed else program
+
+
+def _has_groups(weight: Value) -> bool:
+    sizes = weight.tensor.shape
+    return all(isinstance(size, int) for size in sizes) and int(sizes[1]) % GROUP == 0  # type: ignore[arg-type]
 
 
 def _weight_of(node: Node) -> Value:

@@ -15,15 +15,16 @@ from dovetail.execute.protocol import GroupingExecutor
 from dovetail.ir.node_groups import NodeGroup
 from dovetail.ir.program import Node, Program
 from dovetail.ir.text import Names
-from dovetail.ops.packing import reads_panels
+from dovetail.ops.packing import reads_panels, rounds_rows
 
 if TYPE_CHECKING:
     from dovetail.execute.native import executor as native
-    from dovetail.execute.native import machine, panel_calls, panels
+    from dovetail.execute.native import int8_rows, machine, panel_calls, panels
 else:
     native = deferred("dovetail.execute.native.executor")
     machine = deferred("dovetail.execute.native.machine")
     panels = deferred("dovetail.execute.native.panels")
+    int8_rows = deferred("dovetail.execute.native.int8_rows")
     panel_calls = deferred("dovetail.execute.native.panel_calls")
 
 _NONE: Mapping[int, NodeGroup] = MappingProxyType({})
@@ -46,9 +47,14 @@ class AutoExecutor:
         """Whether it can claim products by weights in panels."""
         return panels.multiplies_panels()
 
+    @property
+    def multiplies_int8_panels(self) -> bool:
+        """Whether it can claim products of 8-bit integers by panels."""
+        return int8_rows.multiplies_int8_panels()
+
     def claim(self, node: Node) -> bool:
         """Whether the node multiplies by panels; no other node, by itself."""
-        return reads_panels(node.target) and panel_calls.has_kernel(node.target)
+        return (reads_panels(node.target) or rounds_rows(node.target)) and panel_calls.has_kernel(node.target)
 
     def call(self, names: Names, node: Node) -> str:
         """The call of a claimed node."""

@@ -21,6 +21,7 @@ from dovetail.execute.native.cache import most_bytes
 from dovetail.execute.native.claims import is_exact
 from dovetail.execute.native.clusters import Cluster, clusters_of
 from dovetail.execute.native.driver import THREADED
+from dovetail.execute.native.int8_rows import multiplies_int8_panels
 from dovetail.execute.native.machine import driver, listing_of, unavailable
 from dovetail.execute.native.memory_text import collector
 from dovetail.execute.native.panel_calls import call_of, has_kernel
@@ -66,6 +67,11 @@ class NativeExecutor:
     def multiplies_panels(self) -> bool:
         """Whether it can claim products by weights in panels."""
         return multiplies_panels()
+
+    @property
+    def multiplies_int8_panels(self) -> bool:
+        """Whether it can claim products of 8-bit integers by panels."""
+        return multiplies_int8_panels()
 
     def claim(self, node: Node) -> bool:
         """Whether the node is part of a cluster, or reads panels."""

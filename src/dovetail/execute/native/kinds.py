@@ -10,6 +10,7 @@ from dovetail.execute.native.casts import CastClaim, cast_claim, cast_row
 from dovetail.execute.native.claims import Claim, claim_of
 from dovetail.execute.native.convolution_rows import ConvolutionClaim, convolution_claim, convolution_row
 from dovetail.execute.native.copies import CopyClaim, copy_claim, copy_row
+from dovetail.execute.native.int8_rows import Int8Claim, int8_claim, int8_row
 from dovetail.execute.native.kernels import KernelClaim, kernel_claim, kernel_row
 from dovetail.execute.native.loop_rows import loop_row
 from dovetail.execute.native.panel_rows import PanelClaim, panel_claim, panel_row
@@ -39,6 +40,7 @@ KINDS: dict[type, RowKind] = {
     CopyClaim: RowKind(copy_claim, copy_row),
     CastClaim: RowKind(cast_claim, cast_row),
     PanelClaim: RowKind(panel_claim, panel_row, alone=2.5),
+    Int8Claim: RowKind(int8_claim, int8_row, alone=4.0),
     ConvolutionClaim: RowKind(convolution_claim, convolution_row, alone=4.0),
 }
 """By the type of their claims."""

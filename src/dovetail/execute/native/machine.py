@@ -115,6 +115,15 @@ def has_vectors(lanes: int) -> bool:
     return bool(features.get("avx512f")) if lanes > _LANES_OF_AVX2 else all(map(features.get, ("avx2", "fma")))
 
 
+def has_dot_products(lanes: int) -> bool:
+    """Whether this processor sums products of 8-bit integers, in vectors of 8 or 16 sums, in one instruction."""
+    features = _binding().get_host_cpu_features()
+    if lanes > _LANES_OF_AVX2:
+        return has_vectors(lanes) and bool(features.get("avx512vnni"))
+    has_narrow = features.get("avxvnni") or (features.get("avx512vnni") and features.get("avx512vl"))
+    return has_vectors(lanes) and bool(has_narrow)
+
+
 def function_of(text: str, name: str, symbols: Iterable[str], others: Mapping[str, int] | None = None) -> int | None:
     """The address of a function of LLVM's text; None where it calls a symbol that torch's libraries do not have.
     others: addresses of functions that have other names in the text.

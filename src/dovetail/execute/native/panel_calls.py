@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dovetail.execute.native.convolutions import convolution_call
+from dovetail.execute.native.int8_rows import has_int8_kernel, int8_call
 from dovetail.execute.native.panels import multiplies_panels, panel_call
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node
@@ -16,12 +17,18 @@ from dovetail.ops.panels import PanelLinear
 
 def has_kernel(target: object) -> bool:
     """Whether there is a kernel for a primitive, and machine code can be made here."""
-    return isinstance(target, Prim) and isinstance(target.run, PanelLinear | PanelConv) and multiplies_panels()
+    if isinstance(target, Prim) and isinstance(target.run, PanelLinear | PanelConv):
+        return multiplies_panels()
+    return has_int8_kernel(target)
 
 
 def call_of(names: Names, node: Node) -> str:
     """The call expression of a node for which there is a kernel."""
     assert isinstance(node.target, Prim), "others are not claimed"
     run: Any = node.target.run
-    call: Callable[..., Any] = panel_call(run) if isinstance(run, PanelLinear) else convolution_call(run)
+    call: Callable[..., Any]
+    if isinstance(run, PanelLinear):
+        call = panel_call(run)
+    else:
+        call = convolution_call(run) if isinstance(run, PanelConv) else int8_call(node.target)
     return f"{names.constant(call, node.target.name)}({names.arguments(node)})"

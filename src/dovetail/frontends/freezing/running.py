@@ -14,8 +14,9 @@ from dovetail.frontends.freezing.variant import FrozenGuard, FrozenRunner
 from dovetail.frontends.size_guard import shape_of, strides_of
 from dovetail.frontends.variant_cache import Variant
 from dovetail.ops.packing import reads_panels
+from dovetail.ops.quantized import computes_in_int8
 from dovetail.pipeline.freezing import Folded, Packing, pack, plan_packing, without_packing
-from dovetail.pipeline.panel_layers import over_packed, over_panels
+from dovetail.pipeline.panel_layers import over_int8_panels, over_packed, over_panels
 
 Finish = Callable[[Folded, ExecutorList], RunnableProgram]
 
@@ -44,6 +45,9 @@ class Running:
             has_kernels = packs and executors.multiplies_panels()
             programs = wished if has_kernels else [over_packed(folded.program) for folded in self._folded]
             self._folded = [replace(one, program=new) for one, new in zip(self._folded, programs, strict=True)]
+        is_int8 = any(computes_in_int8(node.target) for one in self._folded for node in one.program.nodes)
+        if packs and is_int8 and executors.multiplies_int8_panels():
+            self._folded = [replace(one, program=over_int8_panels(one.program)) for one in self._folded]
         if not packs:
             self._folded = list(map(without_packing, self._folded))
 
