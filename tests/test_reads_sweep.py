@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from dovetail.reach.guard import PythonGuards
+from dovetail.reach.guards import PythonGuards
 from tests import reads_sweep
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from benchmarks.native import WAYS, measure
+from benchmarks.small_call_parts import PARTS, measure_parts
 from benchmarks.small_peers import INDUCTOR, JAX, PeerSteps, missing_peers
 
 pytest.importorskip("llvmlite")
@@ -54,3 +55,10 @@ while read count; do echo "0.00$count"; done
     worker.write_text("#!/bin/sh\nexit 3\n")
     with pytest.raises(ChildProcessError, match="status 3"):
         PeerSteps(JAX, "digits CNN")
+
+
+def test_the_parts_of_a_call_are_less_than_the_call() -> None:
+    parts = measure_parts("SGD, 200 tensors", rounds=5)
+    assert all(parts[part] > 0 for part in ("eager", *PARTS, "table", "machine code"))
+    assert parts["machine code"] < parts["program"] < parts["run"] < parts["call"]
+    assert parts["its Python state"] < parts["guard"] < parts["call"]

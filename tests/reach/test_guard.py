@@ -1,4 +1,4 @@
-"""The guard itself: what it compares, says and keeps alive, with and without versions of dictionaries."""
+"""The guard itself: what it compares, says and keeps alive: by versions of dictionaries, without, by machine code."""
 
 from __future__ import annotations
 
@@ -16,13 +16,17 @@ import torch
 
 from dovetail.reach import tables
 from dovetail.reach.contents import MISSING, Snapshot
-from dovetail.reach.guard import PythonGuard, PythonGuards
+from dovetail.reach.guard import PythonGuard
 from dovetail.reach.guarded import Guarded, Table
+from dovetail.reach.guards import PythonGuards
 from dovetail.reach.levels import OfType, TupleOf
+from tests.reach.memory import ask_memory_always
 
 
-@pytest.fixture(params=["versions", "no versions"], autouse=True)
-def _both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(params=["versions", "no versions", "machine code"], autouse=True)
+def _each_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "machine code":
+        ask_memory_always(monkeypatch)
     if request.param == "no versions":
         monkeypatch.setattr(tables, "version_of_dict", None)
     elif tables.version_of_dict is None:

@@ -25,9 +25,14 @@ def addresses_of(tensors: Sequence[torch.Tensor]) -> bytes:
     return array("Q", [tensor.data_ptr() for tensor in tensors]).tobytes()
 
 
+def runs_as_machine_code(executors: Collection[str | Executor]) -> bool:
+    """Whether machine code is among the executors of a program."""
+    return any(each == "native" or getattr(each, "name", "") == "native" for each in executors)
+
+
 def addresses_with(executors: Collection[str | Executor], count: int) -> AddressesOf:
     """The same for so many tensors, where machine code is among the executors of a program. Cost: 10 ns for each."""
-    if not any(each == "native" or getattr(each, "name", "") == "native" for each in executors):
+    if not runs_as_machine_code(executors):
         return addresses_of
     fill, places = table_text.filler(), table_text.places_of([[(at, 0)] for at in range(count)], 0, [])
     room = bytes(8 * count)

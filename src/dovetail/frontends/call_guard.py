@@ -16,7 +16,7 @@ from dovetail.frontends.size_guard import SizeGuard
 from dovetail.frontends.structure import Structure
 from dovetail.frontends.tensor_kind import difference, kind_of
 from dovetail.ir.sizes import Number
-from dovetail.reach.guard import PythonGuards
+from dovetail.reach.guards import PythonGuards
 from dovetail.reach.levels import picker
 from dovetail.reach.read_numbers import ReadNumber
 from dovetail.torch_compat.guards import SameTensors

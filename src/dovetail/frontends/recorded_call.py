@@ -40,7 +40,7 @@ from dovetail.frontends.structure import Structure, changes, flatten, unflatten
 from dovetail.ir.signature import SizeInput, UserInput
 from dovetail.reach.codes import names_of
 from dovetail.reach.contents import identified
-from dovetail.reach.guard import PythonGuards
+from dovetail.reach.guards import PythonGuards
 from dovetail.reach.read_numbers import numbers_put
 from dovetail.reach.reads import Reads
 from dovetail.reach.stand_ins import StandIns

@@ -14,6 +14,7 @@ import operator
 import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from gc import get_referents  # of a class's `__dict__`: the dictionary behind it
 from itertools import chain, repeat
 from typing import Any
@@ -24,6 +25,8 @@ from dovetail.reach.contents import MISSING, Snapshot, in_cell
 from dovetail.reach.guarded import FUNCTION_PARTS, Guarded, Table
 from dovetail.reach.levels import levels_of, picker
 from dovetail.reach.libraries import is_library_class
+from dovetail.reach.memory_words import ChangedWord, MemoryWords, NotInWords, WordList
+from dovetail.reach.object_layout import object_at
 from dovetail.reach.read_numbers import ReadNumber, ReadNumbers
 from dovetail.reach.slots import in_slot
 from dovetail.reach.tables import Tables, shows_all
@@ -34,6 +37,7 @@ _function_parts = operator.attrgetter(*FUNCTION_PARTS)
 _cell_contents = operator.attrgetter("cell_contents")
 _dict_of: Any = object.__getattribute__
 _own_of: Any = type.__getattribute__
+_LONGEST_WAIT = 4096  # calls
 _BUILT_IN = (dict, OrderedDict, defaultdict, list, deque, set)  # objects of which cannot become of another class
 
 
@@ -55,6 +59,14 @@ class PythonGuard:
         self._tables.forget()
         for level in self._levels:
             level.forget()
+        self._words: MemoryWords | None = None
+        self._tensors_in_words: list[Any] | None = None
+        self._changed_word: ChangedWord | None = None
+        self._waits, self._waited = 1, 0
+
+    def ask_memory(self, changed_word: ChangedWord | None) -> None:
+        """From now on, machine code compares what it can; None for as little as without."""
+        self._changed_word = changed_word
 
     def _set_objects(self, slots: Guarded) -> None:
         """Objects whose classes, and whose attributes, are compared."""
@@ -149,13 +161,31 @@ class PythonGuard:
         if self._dead:
             self._let_go()
             return False
-        tensors: list[Any] = []
+        if self._words is not None:
+            if self._words.are_as_before():
+                return self._rest_is_as_before()
+            self._words = None
+        if self._changed_word is None or not self._is_time():
+            return self._holds_one_by_one()
+        words = self._in_words(self._changed_word)
+        is_as_before = self._holds_one_by_one()
+        if is_as_before and words is not None and words.are_as_before():
+            self._words = words
+        return is_as_before
+
+    def _holds_one_by_one(self) -> bool:
         objects = self._objects_now()
         tables = self._tables_now(objects)
         if tables is None or not self._tables.are_as_before(tables) or any(self._empty):
             return False
-        if self._plainly_asked and not all(map(is_same, self._answers, map(operator.call, self._plainly_asked))):
-            return False
+        return self._answers_are() and self._values_are(objects, tables)
+
+    def _answers_are(self) -> bool:
+        asked = self._plainly_asked
+        return not asked or all(map(is_same, self._answers, map(operator.call, asked)))
+
+    def _values_are(self, objects: Sequence[Any], tables: Sequence[dict[Any, Any]]) -> bool:
+        tensors: list[Any] = []
         values: Sequence[Any] = self._values(objects, tables)
         for level in self._levels:
             below = level.look(values, tensors)
@@ -163,6 +193,87 @@ class PythonGuard:
                 return False
             values = below
         return self._tensors is None or self._tensors.are(tensors)
+
+    def _rest_is_as_before(self) -> bool:
+        """Whether what words do not show is as it was."""
+        if not self._answers_are():
+            return False
+        if self._tensors_in_words is not None:
+            return self._tensors is None or self._tensors.are(list(map(operator.call, self._tensors_in_words)))
+        objects = self._objects_now()
+        tables = self._tables_now(objects)
+        return tables is not None and self._values_are(objects, tables)
+
+    def _is_time(self) -> bool:
+        """Whether words are put together: seldom where they never last."""
+        self._waited += 1
+        if self._waited < self._waits:
+            return False
+        self._waits, self._waited = min(2 * self._waits, _LONGEST_WAIT), 0
+        return True
+
+    def _in_words(self, changed_word: ChangedWord) -> MemoryWords | None:
+        """Words that show whether all is as expected, values apart where no words show these; None where none do."""
+        objects = self._objects_now()
+        tables = self._tables_now(objects)
+        if tables is None:
+            return None
+        try:
+            words = WordList()
+            found = self._tables_in(words, objects)
+        except NotInWords:
+            return None
+        self._tables.put_into(words, found)
+        for item in self._empty:
+            words.add_size(item, 0)
+        count = words.count
+        try:
+            self._tensors_in_words = self._values_in(words, objects, tables)
+        except NotInWords:
+            self._tensors_in_words = None
+            words.forget_from(count)
+        return words.made(changed_word)
+
+    def _tables_in(self, words: WordList, objects: Sequence[Any]) -> list[Callable[[], dict[Any, Any]]]:
+        """Let words show the objects and which tables they have; gives what gives the tables. Raises: NotInWords."""
+        for reference, item in zip(() if self._is_bound else self._objects, objects, strict=False):
+            words.add_reference(reference, item)
+        for item in objects:
+            words.add_class(item)
+        found = []
+        for item in self._pick_with_table(objects):
+            place = words.add_table(item, _dict_of(item, "__dict__"))
+            found.append(partial(object_at, place))
+        if self._is_bound:
+            found.clear()  # which ones they are counts; what is in them is compared where they are found besides
+        for reference in self._classes:
+            kind = reference()
+            words.add_reference(reference, kind)
+            place = words.add_class_table(kind, get_referents(_own_of(kind, "__dict__"))[0])
+            found.append(partial(object_at, place))
+        return found + [_Strong(table) for table in self._own]
+
+    def _values_in(
+        self, words: WordList, objects: Sequence[Any], tables: Sequence[dict[Any, Any]]
+    ) -> list[Callable[[], Any]]:
+        """Let words show what is looked at in each call; gives what gives the tensors in it. Raises: NotInWords."""
+        if self._asked:
+            raise NotInWords
+        values: Sequence[Any] = self._values(objects, tables)
+        slots: list[int | None] = [None] * len(self._tables.found(tables))
+        slots += words.slots_of_cells(self._cells)
+        for number, descriptor in self._descriptors:
+            slots.append(words.slot_of_member(objects[number], descriptor, in_slot(objects[number], descriptor)))
+        slots += words.slots_of_functions(self._functions)
+        slots += [words.add_reference(root, root()) for root in self._roots]
+        slots += [None] * len(self._containers)
+        tensors: list[Any] = []
+        for level in self._levels:
+            below = level.look(values, tensors)
+            if below is None:
+                raise NotInWords
+            slots, values = level.put_into(words, values, slots), below
+        return [self._kept.get(id(tensor)) or self._reference(tensor) for tensor in tensors]
 
     def why(self) -> str:
         """What is not as it was; empty when everything is."""
@@ -225,46 +336,13 @@ class PythonGuard:
         """It cannot hold any more: keep nothing alive."""
         self._objects, self._types, self._bound_tables, self._own = [], [], [], []
         self._cells, self._containers, self._empty, self._levels, self._kept = [], [], [], [], {}
+        self._words = self._tensors_in_words = None
 
     def _reference(self, item: Any) -> Callable[[], Any]:
         try:
             return weakref.ref(item, self._dead.append)
         except TypeError:
             return _Strong(item)
-
-
-class PythonGuards:
-    """The guards of one program: of what it is bound to, of its recording, and of what was recorded of it later.
-
-    unrepeated: how the recording has left what it read, "" for as it was. A program does not do so again: they do
-    not hold, even where everything is as it was.
-    """
-
-    def __init__(self, guards: Sequence[PythonGuard] = ()) -> None:
-        self.guards = list(guards)
-        self.unrepeated = ""
-
-    def add(self, guard: PythonGuard) -> None:
-        """Something more was recorded."""
-        self.guards.append(guard)
-
-    def holds(self) -> bool:
-        """Whether everything that was read is as it was."""
-        return not self.unrepeated and all(guard.holds() for guard in self.guards)
-
-    def why(self) -> str:
-        """What is not as it was; empty when everything is."""
-        reasons = (reason for guard in self.guards if (reason := guard.why()))
-        return next(reasons, f"the recorded call did so: {self.unrepeated}" if self.unrepeated else "")
-
-    def changed_numbers(self) -> list[ReadNumber]:
-        """See `PythonGuard`."""
-        return [slot for guard in self.guards for slot in guard.changed_numbers()]
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether these can hold again."""
-        return all(guard.is_alive for guard in self.guards)
 
 
 class _Strong:

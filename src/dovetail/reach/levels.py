@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from operator import itemgetter
 from types import FunctionType
@@ -27,6 +28,7 @@ from dovetail.reach.contents import (
     is_plain,
     parts_of,
 )
+from dovetail.reach.memory_words import NotInWords, WordList, in_slot_at
 from dovetail.reach.values import holds_more, is_a, is_same
 from dovetail.torch_compat.fakes import is_fake
 
@@ -71,7 +73,7 @@ class Values:
     go then (`forget`).
     """
 
-    __slots__ = ("_expected", "_ids", "_inputs", "_pick_inputs", "_pick_rest", "_places", "watched")
+    __slots__ = ("_expected", "_ids", "_inputs", "_now", "_pick_inputs", "_pick_rest", "_places", "watched")
 
     def __init__(self, expected: Sequence[Any], *, keeps_tuples: bool = False) -> None:
         """Expect these, or what `OfType` and `TupleOf` stand for.
@@ -112,6 +114,34 @@ class Values:
                 if not expected.fits(values[place]):
                     return place, MISSING, values[place]
         return None
+
+    def put_into(self, words: WordList, slots: Sequence[int | None]) -> None:
+        """Let words show whether values are as expected. slots: where each is; None where other words show it."""
+        for n, place in enumerate(self._places):
+            slot = slots[place]
+            if slot is not None:
+                is_other = self._expected[n] is _OTHER
+                words.add_slot(slot, self._ids[n], None if is_other else partial(self._equal_at, n, slot))
+        if self._inputs:
+            self._now = list(self._inputs)
+            for n, place in enumerate(self._pick_inputs(range(len(slots)))):
+                slot = slots[place]
+                if slot is not None:
+                    words.add(slot, 0, partial(self._input_at, n, slot))
+
+    def _equal_at(self, number: int, slot: int) -> int | None:
+        value = in_slot_at(slot)
+        if not is_equal(self._expected[number], value):
+            return None
+        self._expected[number], self._ids[number] = value, id(value)
+        return id(value)
+
+    def _input_at(self, number: int, slot: int) -> int | None:
+        value = in_slot_at(slot)
+        if not _fits(self._inputs[number], value):
+            return None
+        self._now[number] = value  # else another object may come to be at its address
+        return id(value)
 
     def _are_equal(self, values: Sequence[Any]) -> bool:
         ids = self._ids
@@ -163,6 +193,18 @@ class _Group:
         if list(map(base.__len__, found)) != self.counts:
             return None
         return list(chain.from_iterable(map(base.__iter__, found)))
+
+    def put_into(self, words: WordList, found: Sequence[Any], slots: Sequence[int | None]) -> list[int | None]:
+        """Let words show whether containers hold as many things of the same kinds; gives where these are, in the order
+        of `look`. slots: where the containers are. Raises: NotInWords.
+        """
+        if self.base is None:
+            raise NotInWords
+        for slot, item in zip(slots, found, strict=True):
+            if slot is not None:
+                words.add_slot(slot, id(item))
+        held = [words.open(item, self.base, count) for item, count in zip(found, self.counts, strict=True)]
+        return list(chain.from_iterable(held))
 
     def before(self, containers: Sequence[Any], snapshot: Snapshot) -> Iterator[tuple[int, Any]]:
         """What the containers held, each with the place of its container, in the order of `look`."""
@@ -234,6 +276,17 @@ class Level:
             if held is None:
                 return None
             below += held
+        return below
+
+    def put_into(self, words: WordList, values: Sequence[Any], slots: Sequence[int | None]) -> list[int | None]:
+        """Let words show whether values are as expected; gives where what `look` gives is. Raises: NotInWords.
+
+        slots: where each value is; None where other words show that it is the same.
+        """
+        self._leaves.put_into(words, [slots[place] for place in self._places])
+        below: list[int | None] = []
+        for group in self._groups:
+            below += group.put_into(words, group.pick(values), [slots[place] for place in group.places])
         return below
 
     def difference(self, values: Sequence[Any]) -> tuple[int, Any, Any] | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import chain, compress, count, repeat
 from operator import ne
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 from dovetail.reach.contents import MISSING
 from dovetail.reach.guarded import Table
 from dovetail.reach.levels import Values, picker
+from dovetail.reach.memory_words import WordList
 from dovetail.reach.values import is_a
 from dovetail.torch_compat.guards import version_of_dict
 
@@ -41,6 +43,7 @@ class Tables:
             if not table.is_whole and is_other(value)
         ]
         self.others = [(value, label) for *_, value, label in others]
+        self._other_places = [(number, name) for number, name, *_ in others]
         self._pick_others, self._other_names = picker([n for n, *_ in others]), [name for _, name, *_ in others]
         self._flat: Values | None = None
         if version_of_dict is None:
@@ -80,6 +83,24 @@ class Tables:
         """What is not as before: its label, what was there, MISSING if unknown, and what is."""
         found = (entries.difference(table) for entries, table in zip(self._entries, dicts, strict=True))
         return next(filter(None, found), None)
+
+    def put_into(self, words: WordList, tables: Sequence[Callable[[], dict[Any, Any]]]) -> None:
+        """Let words show whether entries are as before, and `others` the same. tables: what gives the dictionaries."""
+        others: dict[int, list[tuple[Any, int]]] = {}
+        for (number, name), value in zip(self._other_places, self.found([get() for get in tables]), strict=True):
+            others.setdefault(number, []).append((name, id(value)))
+        for number, get in enumerate(tables):
+            words.add_version(get(), partial(self._version, number, get, others.get(number, [])))
+
+    def _version(self, number: int, get: Callable[[], dict[Any, Any]], others: Sequence[tuple[Any, int]]) -> int | None:
+        """The version of a dictionary if its entries are as before; None where they are not."""
+        assert version_of_dict is not None, "it was asked before"
+        table = get()
+        version = version_of_dict(table)
+        is_as_before = self._entries[number].are_in(table) and all(
+            id(dict.get(table, name, MISSING)) == value for name, value in others
+        )
+        return version if is_as_before else None
 
     def found(self, dicts: Sequence[dict[Any, Any]]) -> Sequence[Any]:
         """What `others` are now."""

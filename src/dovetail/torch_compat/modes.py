@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -110,6 +111,30 @@ def surroundings() -> tuple[object, ...]:
         *libraries_in_use(),
         tuple([tuple(hooks.values()) for hooks in _HOOKS if hooks]) if any(_HOOKS) else (),
     )
+
+
+_ANSWERS: tuple[Callable[[], Any], ...] = (
+    torch._C._is_any_autocast_enabled,
+    _function_modes,
+    torch.is_grad_enabled,
+    torch.is_inference_mode_enabled,
+    torch.get_default_dtype,
+    torch._C._get_deterministic_algorithms,
+    torch._C._get_float32_matmul_precision,
+    *_LIBRARIES,
+)
+
+
+def plain_modes() -> list[Any] | None:
+    """What `ambient_modes` tells, in fewer calls; None where autocast, a mode or hooks of all modules say more.
+
+    Equal lists mean equal ambient modes.
+    """
+    try:
+        answers = list(map(operator.call, _ANSWERS))
+    except RuntimeError:  # precisions that have no name
+        return None
+    return None if answers[0] or answers[1] or any(_HOOKS) else answers
 
 
 def libraries_in_use() -> tuple[bool, ...]:

@@ -14,6 +14,7 @@ from dovetail.reach.contents import MISSING, Snapshot
 from dovetail.reach.guarded import FUNCTION_PARTS, Guarded, Table
 from dovetail.reach.levels import OfType, TupleOf
 from dovetail.reach.values import is_a, slots_of
+from dovetail.torch_compat.modes import plain_modes
 
 
 def bound_slots(walk: ValueWalk, lifted: frozenset[Path], modes: Hashable) -> Guarded:
@@ -142,9 +143,17 @@ class _AreModes:
 
     def __init__(self, modes: Hashable) -> None:
         self._modes = modes
+        self._plain: list[Any] | None = None
 
     def __call__(self) -> bool:
-        return ambient_modes() == self._modes
+        plain = plain_modes()
+        if plain is not None and plain == self._plain:
+            return True
+        if ambient_modes() != self._modes:
+            return False
+        if plain == plain_modes():  # another thread may have changed one meanwhile
+            self._plain = plain
+        return True
 
     def __repr__(self) -> str:
         return "the modes of torch"

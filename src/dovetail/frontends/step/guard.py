@@ -20,7 +20,9 @@ from dovetail.frontends.step.reachable_state import ReachableState
 from dovetail.frontends.step.record import Record, difference
 from dovetail.frontends.step.tensor_kinds import TensorKinds
 from dovetail.frontends.structure import Structure
-from dovetail.reach.guard import PythonGuard, PythonGuards
+from dovetail.reach.guard import PythonGuard
+from dovetail.reach.guards import PythonGuards
+from dovetail.reach.memory_words import ChangedWord
 from dovetail.torch_compat.autograd import version_of
 
 
@@ -67,6 +69,7 @@ class StepGuard:
     each tensor of the reachable state was held first. kept: slots of tensors that are read like arguments. reads: what
     the code read besides what the reachable state compares. constants: tensors, with the versions that they must have.
     questions: that the program asks, by number. early: those that are asked beforehand.
+    changed_word: what compares words of memory, if machine code is to.
     """
 
     arguments: Arguments
@@ -80,6 +83,7 @@ class StepGuard:
     questions: Sequence[Question]
     early: EarlyQuestions
     bindings: Bindings
+    changed_word: ChangedWord | None = None
 
     @property
     def is_alive(self) -> bool:

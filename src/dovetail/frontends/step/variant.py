@@ -12,7 +12,7 @@ from dovetail.frontends.step.number_slots import NumberSlot
 from dovetail.frontends.step.reachable_state import ReachableState
 from dovetail.frontends.step.runner import StepRunner
 from dovetail.frontends.variant_cache import Variant
-from dovetail.reach.guard import PythonGuards
+from dovetail.reach.guards import PythonGuards
 
 StepVariant: TypeAlias = Variant[StepGuard, StepRunner]
 
@@ -50,7 +50,7 @@ def bindings_to(reachable: ReachableState, guard: StepGuard, runner: StepRunner)
         held = {path: NumberSlot.at(reachable.slot(path)).reader() for path in read_before}
     except LookupError:
         return UNBOUND
-    guards = PythonGuards([reachable.guard(guard.lifted), guard.reads])
+    guards = PythonGuards([reachable.guard(guard.lifted), guard.reads], guard.changed_word)
     return Bindings(guards, state, reads, writes, kept, binds, containers, filled, sources, held, early, late)
 
 

@@ -1,0 +1,48 @@
+"""The guards of one program, asked together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dovetail.reach.guard import PythonGuard
+from dovetail.reach.memory_words import ChangedWord
+from dovetail.reach.read_numbers import ReadNumber
+
+
+class PythonGuards:
+    """The guards of one program: of what it is bound to, of its recording, and of what was recorded of it later.
+
+    unrepeated: how the recording has left what it read, "" for as it was. A program does not do so again: they do
+    not hold, even where everything is as it was.
+    """
+
+    def __init__(self, guards: Sequence[PythonGuard] = (), changed_word: ChangedWord | None = None) -> None:
+        """changed_word: for guards that ask machine code."""
+        self.guards: list[PythonGuard] = []
+        self._changed_word = changed_word
+        for guard in guards:
+            self.add(guard)
+        self.unrepeated = ""
+
+    def add(self, guard: PythonGuard) -> None:
+        """Something more was recorded."""
+        guard.ask_memory(self._changed_word)
+        self.guards.append(guard)
+
+    def holds(self) -> bool:
+        """Whether everything that was read is as it was."""
+        return not self.unrepeated and all(guard.holds() for guard in self.guards)
+
+    def why(self) -> str:
+        """What is not as it was; empty when everything is."""
+        reasons = (reason for guard in self.guards if (reason := guard.why()))
+        return next(reasons, f"the recorded call did so: {self.unrepeated}" if self.unrepeated else "")
+
+    def changed_numbers(self) -> list[ReadNumber]:
+        """See `PythonGuard`."""
+        return [slot for guard in self.guards for slot in guard.changed_numbers()]
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether these can hold again."""
+        return all(guard.is_alive for guard in self.guards)
