@@ -15,7 +15,14 @@ from contextlib import contextmanager
 
 RECORDING = threading.RLock()
 REPLACING = threading.RLock()  # held while functions of Python's and torch's report; never waited for
-_HERE = threading.local()
+
+
+class _Thread(threading.local):
+    is_recording = False
+    is_watched = False
+
+
+_HERE = _Thread()
 
 
 @contextmanager
@@ -32,7 +39,7 @@ def recording_is_active() -> Iterator[None]:
 @contextmanager
 def step_is_watched() -> Iterator[None]:
     """While active, a step runs in eager mode in this thread, and what it reads is noted."""
-    before = getattr(_HERE, "is_watched", False)
+    before = _HERE.is_watched
     _HERE.is_watched = True
     try:
         yield
@@ -42,7 +49,7 @@ def step_is_watched() -> Iterator[None]:
 
 def is_part_of_a_step() -> bool:
     """Whether code of this thread runs for an outer step or function, which is watched or recorded."""
-    return is_recording() or getattr(_HERE, "is_watched", False)
+    return is_recording() or _HERE.is_watched
 
 
 @contextmanager
@@ -58,4 +65,4 @@ def replacing() -> Iterator[bool]:
 
 def is_recording() -> bool:
     """Whether operators of this thread are recorded."""
-    return getattr(_HERE, "is_recording", False)
+    return _HERE.is_recording

@@ -24,4 +24,7 @@ def _is_fixed_size(item: object) -> bool:
 
 def unflatten(leaves: list[object], spec: TreeSpec) -> Any:
     """The container that `flatten` took apart, with other leaves."""
+    if spec.is_leaf():  # torch's own way costs ten times as much
+        (leaf,) = leaves
+        return leaf
     return torch_pytree.tree_unflatten(leaves, spec)

@@ -26,7 +26,7 @@ from dovetail.reach.memory_words import ChangedWord
 from dovetail.torch_compat.autograd import version_of
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class StepCall:
     """A call of a step, its arguments flat."""
 

@@ -48,9 +48,11 @@ class StepRunner:
     drawn: dict[int, int] = field(default_factory=dict)
     left_modes: dict[str, Any] = field(default_factory=dict)
     _pick: Callable[[Sequence[Any]], Sequence[Any]] = field(init=False)
+    _leaves_more: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self._pick = picker(self.takes)
+        self._leaves_more = bool(self.writes or self.bound or self.filled or self.host_calls)
 
     def run(self, tensors: Sequence[torch.Tensor], leaves: Sequence[Any], bindings: Bindings) -> Any:
         """Run the step. tensors: as the guard gave them.
@@ -72,8 +74,9 @@ class StepRunner:
             if held is not None:
                 held.put_back()
             raise
-        known = len(self.program.plan.outputs)
-        self._leave(Handed(handed[:known], handed[known:]), bindings)
+        if self._leaves_more:
+            known = len(self.program.plan.outputs)
+            self._leave(Handed(handed[:known], handed[known:]), bindings)
         if self.left_modes:
             set_switches(self.left_modes)
         return unflatten(list(handed[: self.count]), self.result_structure)

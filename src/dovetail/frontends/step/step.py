@@ -141,7 +141,7 @@ class CompiledStep:
                 return self._searches.call(self._step, args, kwargs)
             call = StepCall(self._step, *flatten_call(args, kwargs))
             captures.see_first(call)
-            tried = list[StepVariant]()
+            tried: list[StepVariant] = []
             while True:
                 with RECORDING:
                     try:
