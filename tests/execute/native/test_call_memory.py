@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
+from dovetail.execute.native import clusters
+from dovetail.execute.native.arrange import OpenRow
+from dovetail.execute.native.call_memory import CallMemory, call_memory
 from dovetail.inspect.memory import measure_peak
-from tests.execute.native.programs import aten, calls_counted, compiled, drawn_program
+from dovetail.ir.program import Value
+from tests.execute.native.programs import aten, calls_counted, compiled, drawn_program, outcome
 from tests.execute.native.segments import Segment, drawn_segment
 from tests.rotation import rotated
 
@@ -31,3 +39,72 @@ def test_nothing_is_left_behind(seed: int) -> None:
     draft, program = drawn_program(seed) if seed % 2 else drawn_segment(seed)
     arguments, code = draft.arguments(), compiled(program)
     assert measure_peak(lambda: len(code(list(arguments)))).end_bytes == 0
+
+
+def _as_little_as_can_be(
+    rows: Sequence[OpenRow],
+    inner: Collection[int],
+    results: Collection[Value],
+    sizes: Mapping[int, int],
+    scratch: Sequence[int],
+    most: float,
+) -> CallMemory | None:
+    """The memory of a call that may take no more than what is needed at once; checked by itself."""
+    touched = [set(row.touched) for row in rows]
+    spans = {x: [at for at, found in enumerate(touched) if x in found] for x in inner}
+    held = list(scratch)
+    for at in range(len(rows)):
+        held[at] += sum(sizes[x] for x, found in spans.items() if found and found[0] <= at <= found[-1])
+        held[at] += sum(
+            sizes[value.tensor.storage]
+            for value in results
+            if any(value.tensor.storage in found for found in touched[: at + 1])
+        )
+    needed = max(held, default=0)
+    assert (call_memory(rows, inner, results, sizes, scratch, most) is None) == (needed > most)
+    assert call_memory(rows, inner, results, sizes, scratch, needed - 1) is None
+    if needed > most:
+        return None
+    memory = call_memory(rows, inner, results, sizes, scratch, needed)
+    assert memory is not None
+    pieces = {piece.value: piece for piece in memory.pieces}
+    used = [(memory.addresses[x], sizes[x], found) for x, found in spans.items() if found]
+    for number, (address, size, found) in enumerate(used):
+        piece = pieces[address.value]
+        assert piece.last is not None
+        assert piece.first <= found[0] <= found[-1] <= piece.last
+        assert address.behind + size <= piece.size
+        for other, other_size, others in used[:number]:
+            shares = other.value is address.value
+            shares &= other.behind < address.behind + size and address.behind < other.behind + other_size
+            assert not shares or others[-1] < found[0] or found[-1] < others[0]
+    for at in range(len(rows)):
+        there = [
+            piece.size for piece in pieces.values() if piece.first <= at and (piece.last is None or at <= piece.last)
+        ]
+        assert sum(there) + scratch[at] <= needed
+    return memory
+
+
+@pytest.mark.parametrize("seed", rotated(range(400), of=20))
+def test_memory_for_storages_in_turns(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    draft, program = drawn_program(seed) if seed % 2 else drawn_segment(seed)
+    expected = outcome(compiled(program, native=False), draft.arguments())
+    monkeypatch.setattr(clusters, "call_memory", _as_little_as_can_be)
+    code = compiled(program)
+    assert outcome(code, draft.arguments()) == expected
+    assert outcome(code, draft.arguments()) == expected, "the second time"
+
+
+def test_storages_of_one_size_take_turns() -> None:
+    """A block would be there while a row takes much for itself, and two storages are needed at once elsewhere."""
+    touched = [{at, at + 1} for at in range(40)]
+    touched[20] = {20}
+    touched[21] = {21, 22}
+    rows: list[Any] = [SimpleNamespace(touched=dict.fromkeys(each)) for each in touched]
+    sizes, scratch = dict.fromkeys(range(41), 64), [0] * 40
+    scratch[20] = 640
+    memory = call_memory(rows, range(41), (), sizes, scratch, 640 + 64)
+    assert memory is not None
+    assert len(memory.pieces) == 3
+    assert call_memory(rows, range(41), (), sizes, scratch, 640 + 63) is None

@@ -2,7 +2,8 @@
 
 What is read behind the cluster is a piece that becomes a tensor of Python's when the call has ended. What only the
 cluster sees is let go behind the last row that needs it: as one block, in which storages that are not needed at the
-same time share bytes, or, where a block that stays for all of them would be too much, each by itself.
+same time share bytes, or, where a block that stays for all of them would be too much, as pieces that storages of one
+size have one after the other.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import TypeAlias
 
 import torch
 
@@ -46,6 +49,9 @@ class CallMemory:
     own_bytes: int
 
 
+_Placed: TypeAlias = tuple[Piece, dict[int, Address]]  # with the storages in it
+
+
 def call_memory(
     rows: Sequence[OpenRow],
     inner: Collection[int],
@@ -68,18 +74,20 @@ def call_memory(
         storage = value.tensor.storage
         first = next(at for at, row in enumerate(rows) if storage in row.touched)
         kept.append(Piece(value, value.tensor, sizes[storage], first, None))
-    for found in _in_one_block(spans, sizes), _one_by_one(spans, sizes):
+    apart = _one_by_one(spans, sizes)
+    load = _load([*kept, *(piece for piece, _ in apart)], scratch)
+    if max(load, default=0) > most:  # nothing takes less
+        return None
+    for found in _in_one_block(spans, sizes), _in_turns(spans, sizes, load, most):
         pieces = sorted((*kept, *(piece for piece, _ in found)), key=lambda piece: piece.first)
-        peak = _peak(pieces, scratch)
+        peak = max(_load(pieces, scratch), default=0)
         if peak <= most:
-            addresses = {storage: address for _, placed in found for storage, address in placed.items()}
-            return CallMemory(tuple(pieces), addresses, peak - sum(piece.size for piece in kept))
-    return None
+            break
+    addresses = {storage: address for _, placed in found for storage, address in placed.items()}
+    return CallMemory(tuple(pieces), addresses, peak - sum(piece.size for piece in kept))
 
 
-def _in_one_block(
-    spans: Mapping[int, tuple[int, int]], sizes: Mapping[int, int]
-) -> list[tuple[Piece, dict[int, Address]]]:
+def _in_one_block(spans: Mapping[int, tuple[int, int]], sizes: Mapping[int, int]) -> list[_Placed]:
     if not spans:
         return []
     buffers = [Buffer(str(storage), sizes[storage], first, last + 1) for storage, (first, last) in spans.items()]
@@ -91,14 +99,39 @@ def _in_one_block(
     return [(Piece(block, block.tensor, size, first, last), placed)]
 
 
-def _one_by_one(
-    spans: Mapping[int, tuple[int, int]], sizes: Mapping[int, int]
-) -> list[tuple[Piece, dict[int, Address]]]:
+def _one_by_one(spans: Mapping[int, tuple[int, int]], sizes: Mapping[int, int]) -> list[_Placed]:
     found = []
     for storage, (first, last) in spans.items():
         block = _stand_in(f"native_block_{storage}", sizes[storage])
         found.append((Piece(block, block.tensor, sizes[storage], first, last), {storage: Address(block)}))
     return found
+
+
+def _in_turns(
+    spans: Mapping[int, tuple[int, int]], sizes: Mapping[int, int], load: Sequence[int], most: float
+) -> list[_Placed]:
+    """A piece for several storages of one size, one after the other, where it may stay while none needs it.
+
+    load: what rows take while each storage is a piece by itself.
+    """
+    loads = list(load)
+    ends: dict[int, dict[Value, int]] = {}  # by size, the last row that needs each piece
+    starts: dict[Value, int] = {}
+    placed: dict[Value, dict[int, Address]] = {}
+    for storage, (first, last) in sorted(spans.items(), key=lambda each: each[1]):
+        size = sizes[storage]
+        known = ends.setdefault(size, {})
+        block = max((x for x, end in known.items() if end < first), key=known.__getitem__, default=None)
+        idle = range(0) if block is None else range(known[block] + 1, first)
+        if block is None or any(loads[at] + size > most for at in idle):
+            block = _stand_in(f"native_block_{storage}", size)
+            starts[block] = first
+        for at in idle if block in known else ():
+            loads[at] += size
+        known[block] = last
+        placed.setdefault(block, {})[storage] = Address(block)
+    found = [(block, size, end) for size, known in ends.items() for block, end in known.items()]
+    return [(Piece(block, block.tensor, size, starts[block], end), placed[block]) for block, size, end in found]
 
 
 def _stand_in(name: str, size: int) -> Value:
@@ -107,18 +140,14 @@ def _stand_in(name: str, size: int) -> Value:
     return Value(name, meta)
 
 
-def _peak(pieces: Iterable[Piece], scratch: Sequence[int]) -> int:
-    """What pieces and rows take at most."""
+def _load(pieces: Iterable[Piece], scratch: Sequence[int]) -> list[int]:
+    """What pieces and rows take in each row."""
     change = [0] * (len(scratch) + 1)
     for piece in pieces:
         change[piece.first] += piece.size
         if piece.last is not None:
             change[piece.last + 1] -= piece.size
-    most = held = 0
-    for at, more in enumerate(scratch):
-        held += change[at]
-        most = max(most, held + more)
-    return most
+    return [held + more for held, more in zip(accumulate(change), scratch, strict=False)]
 
 
 def with_memory(rows: Mapping[int, ReadyRow], pieces: Sequence[Piece]) -> list[ReadyRow]:
