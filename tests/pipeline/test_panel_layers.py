@@ -55,6 +55,39 @@ def test_convolutions(layer: nn.Module, is_chosen: bool) -> None:
     _check(recorded, made, model, x)
 
 
+class _Residual(nn.Module):
+    """A convolution to whose result its input is added."""
+
+    def __init__(self, tail: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.tail = nn.Conv2d(16, 16, 1), tail
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.tail(x + self.layer(x))
+        return made
+
+
+def test_a_sum_without_an_activation_is_a_node_of_its_own() -> None:
+    x = torch.randn(2, 16, 24, 24).to(memory_format=torch.channels_last)
+    for tail, is_split in ((nn.Identity(), True), (nn.ReLU(), False)):
+        model = _Residual(tail).eval()
+        recorded = record(model, x)
+        program, _ = prepack(recorded.program, recorded.constants, recorded.infer)
+        made = over_panels(program)
+        assert any(node.target is torch.ops.aten.add.Tensor for node in made.nodes) == is_split
+        assert _names(made)["panel_conv" if is_split else "panel_conv_relu"] == 1
+        _check(recorded, made, model, x)
+
+
+def test_convolutions_of_each_channel_by_itself_are_chosen_up_to_large_ones() -> None:
+    for channels, size, is_chosen in ((32, 112, True), (256, 112, False)):
+        model = nn.Sequential(nn.Conv2d(channels, channels, 3, padding=1, groups=channels)).eval()
+        x = torch.empty(1, channels, size, size).to(memory_format=torch.channels_last)
+        recorded = record(model, x)
+        program, _ = prepack(recorded.program, recorded.constants, recorded.infer)
+        assert _names(over_panels(program))["panel_conv"] == is_chosen
+
+
 def test_products_without_machine_code() -> None:
     model, x = nn.Sequential(nn.Linear(256, 300), nn.GELU()).eval(), torch.randn(3, 256)
     recorded = record(model, x)

@@ -25,8 +25,8 @@ from dovetail.ops.panels import PACK_PANELS, WIDTH, PanelLinear
 from dovetail.ops.quantized import PACK_INT8, Int8Linear
 
 # Multiplications for an image, measured on one thread with AVX-512 beside oneDNN.
-_SMALL, _SMALL_OF_PIXELS, _SMALL_BY_CHANNEL = 1 << 20, 6 << 20, 1 << 19
-_MOST_WASTE = 1.25  # of columns of panels, in larger ones
+_SMALL, _SMALL_OF_PIXELS, _SMALL_BY_CHANNEL = 1 << 20, 6 << 20, 1 << 23
+_MOST_WASTE = 1.35  # of columns of panels, in larger ones
 _NARROWEST = 7  # pixels of a row, in larger ones: tiles are filled by them
 
 _IMAGE = 4
@@ -60,8 +60,20 @@ def over_panels(program: Program) -> Program:
             size = list(_weight_of(chosen[packed]).tensor.shape)
             args = (x, packed, bias, size, padding, stride, groups, *addend)
             node = replace(node, target=panel_conv(run.activation), args=args)
+            if addend and run.activation == "none":
+                node = _with_sum(draft, node)
         draft.take(node)
     return draft.finish()
+
+
+def _with_sum(draft: Draft, node: Node) -> Node:
+    """The sum that a convolution ends with, a node of its own, of which machine code makes a loop. The convolution
+    without it is added to the draft.
+    """
+    *args, addend = node.args
+    made = draft.value(f"{node.results()[0].name}_alone", node.results()[0].tensor)
+    draft.take(replace(node, args=tuple(args), outputs=(made,)))
+    return replace(node, target=torch.ops.aten.add.Tensor, args=(made, addend))
 
 
 def over_packed(program: Program) -> Program:
@@ -138,14 +150,22 @@ def _is_faster(user: Node, packing: Node) -> bool:
         return found.work <= _SMALL_BY_CHANNEL
     if found.work <= _SMALL:
         return True
-    waste = -(-found.outputs // WIDTH) * WIDTH / found.outputs
     is_of_pixels = (found.kernel, found.stride, found.padding) == ((1, 1), (1, 1), (0, 0))
-    if waste > _MOST_WASTE or (len(user.args) > _ADDEND and found.work > _SMALL_OF_PIXELS):
+    width = WIDTH // 2 if is_of_pixels and _fills_half_panels() else WIDTH
+    waste = -(-found.outputs // width) * width / found.outputs
+    assert isinstance(user.target, Prim), "others have no geometry"
+    is_fused = len(user.args) > _ADDEND and user.target.run.activation != "none"  # type: ignore[attr-defined]
+    if waste > _MOST_WASTE or (is_fused and found.work > _SMALL_OF_PIXELS):
         return False
     return is_of_pixels or (found.work <= _SMALL_OF_PIXELS and found.pixels[1] >= _NARROWEST)
 
 
 _ADDEND = 7  # operands of a convolution without an addend
+
+
+def _fills_half_panels() -> bool:
+    """Whether a panel of which half is filled takes half of the time: where that is one vector."""
+    return torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
 def _geometry(user: Node, packing: Node) -> _Geometry | None:
