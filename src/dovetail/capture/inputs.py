@@ -81,7 +81,8 @@ def _as_input(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The tensor to show, and the leaf that receives its gradient."""
     if not requires_grad:
-        return fake, None
+        is_frozen = is_parameter and not is_wrapper(fake)
+        return (torch.nn.Parameter(fake, False) if is_frozen else fake), None
     if is_leaf:
         if not is_parameter:
             leaf = fake.requires_grad_()

@@ -38,6 +38,8 @@ from dovetail.torch_compat.rng import refused_generators, replaced_default_gener
 from dovetail.torch_compat.symbols import data_dependent_sizes
 from dovetail.torch_compat.zero_tensors import views_of_zero_fakes
 
+_STACK_OF_CPP = "\nException raised from "
+_WITHOUT_SYMBOLS = re.compile(r"on tensor with symbolic sizes|expected to contain only concrete integers")
 _NO_FAKE = re.compile(r"no fake impl registered for <CustomOpDef\((\S+)\)>")
 
 
@@ -133,4 +135,10 @@ def named_errors(origins: OriginTracker) -> Iterator[None]:
                 "use_nested_tensor = False; or make nested tensors outside the compiled function",
                 origin=origins.of_error(error),
             ) from error
-        raise CaptureFailed(error=f"{type(error).__name__}: {error}", origin=origins.of_error(error)) from error
+        told = str(error).partition(_STACK_OF_CPP)[0]
+        raise CaptureFailed(error=f"{type(error).__name__}: {told}", origin=origins.of_error(error)) from error
+
+
+def wants_known_sizes(error: BaseException | None) -> bool:
+    """Whether code of torch's raised because sizes are symbols: eager mode, which knows them, would not."""
+    return isinstance(error, RuntimeError) and _WITHOUT_SYMBOLS.search(str(error)) is not None

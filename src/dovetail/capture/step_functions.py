@@ -22,6 +22,7 @@ from dovetail.capture.number_functions import makes_tensor_of_numbers, tensor_of
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.places import INDEXING, with_numbers
 from dovetail.capture.python_objects import AS_PYTHON, listed
+from dovetail.capture.step_tensors import of_graph_from_before
 from dovetail.errors import DovetailError, StateChangedOtherwise, UnsupportedStep
 from dovetail.ir.program import Origin
 from dovetail.ir.provenance import is_library_file
@@ -32,6 +33,7 @@ from dovetail.torch_compat.fakes import is_fake
 from dovetail.torch_compat.traced_numbers import is_traced, number_now
 
 _GRADIENT = (getattr(torch.Tensor.grad, "__get__"), getattr(torch.Tensor.grad, "__set__"))  # noqa: B009
+_GRAPH = frozenset(getattr(getattr(torch.Tensor, name), "__get__") for name in ("is_leaf", "grad_fn", "output_nr"))  # noqa: B009
 _SET_DATA: Any = getattr(torch.Tensor.data, "__set__")  # noqa: B009
 _REGISTER = frozenset({torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook})
 _STAND_INS = sys.modules[StandIn.__module__].__file__
@@ -48,7 +50,8 @@ class StepFunctions(TorchFunctionMode):
 
     cleared: ids of tensors whose `.grad` was set to None, each with whether the step had asked about numbers before.
     asked: ids of tensors whose `.grad` was asked for before, other than to clear it. hooked: of those that got a hook,
-    with the last such line. refusals: errors raised.
+    with the last such line. refusals: errors raised. of_graphs: labels of tensors of graphs from before, by id: what
+    stands for them has no graph.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class StepFunctions(TorchFunctionMode):
         self.asked: set[int] = set()
         self.hooked: dict[int, Origin] = {}
         self.refusals: list[DovetailError] = []
+        self.of_graphs: Mapping[int, str] = {}
         self._origins = origins
 
     def end(self) -> None:
@@ -99,6 +103,9 @@ class StepFunctions(TorchFunctionMode):
         if func in _GRADIENT:
             self._note_gradient(args, sys._getframe(1))
             return func(*args)
+        if func in _GRAPH and id(args[0]) in self.of_graphs:
+            self.refusals.append(of_graph_from_before(self.of_graphs[id(args[0])], self._origins.here()))
+            raise self.refusals[-1]
         if func in _SIZES and _asks_for_user(sys._getframe(1)):
             return self._with_numbers(func(*args, **keywords))
         if func in _REGISTER:

@@ -95,23 +95,22 @@ class StepRecording:
         self.held = {index: len(tensors) + k for k, (index, _) in enumerate(held)}
         self._required = [item.tensor.requires_grad for item in self.tensors]
         self._of_graphs = {i: line_of(x.tensor) for i, x in enumerate(self.tensors) if not x.tensor.is_leaf}
-        self.numbers = list(numbers)
-        self.results: list[OutputRule | Value | MadeTensor] = []
-        self._values, self._number_values = list[Value](), list[Value]()
+        self.numbers, self._values, self._number_values = list(numbers), list[Value](), list[Value]()
         self.left, self.flags = list[object](), list[GradientFlag]()
         self.exits: list[GradientExit | MadeTensor | MadeSharded] = []
         self.hooked, self.left_modes = dict[str, "Origin | None"](), dict[str, Any]()
+        self._seeming, self.results = dict[int, tuple[torch.Tensor, Value]](), list["OutputRule | Value | MadeTensor"]()
         self._moved = Moves(self.recorder, self.tensors, self._values)
         self.moves, self._hooks = list[Move](), [hook_tables(item.tensor) for item in self.tensors]
         self._hook_counts = list(map(count_hooks, self._hooks))
         self._assume_cleared, self._must_not_seem, self._must_drop = assume_cleared, False, ""
-        self._seeming: dict[int, tuple[torch.Tensor, Value]] = {}
         self.look_at: Callable[[Sequence[Any]], None] = lambda _: None
         told, asked = self.recorder, partial(bool, self.recorder.questions)
         numbers_of = told.token_for, told.number_for, told.note_gradient, self._text_of
         self._functions = StepFunctions(
             self.origins, *numbers_of, told.set_data, told.dtype_of_numpy, self._look_at, asked
         )
+        self._functions.of_graphs = {id(tensors[i].tensor): tensors[i].label for i in self._of_graphs}
 
     # --- running --------------------------------------------------------------------------------------------
 
@@ -129,6 +128,7 @@ class StepRecording:
                 self.recorder, self.mode, self.origins, self._watched(around), contextlib.nullcontext()
             ):
                 results = list(function())
+                self._functions.of_graphs = {}  # it is not the step that asks from here on
                 self.recorder.sizes.ask()
                 self._raise_refusals()
                 self._look_at_state()

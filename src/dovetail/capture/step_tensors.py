@@ -147,14 +147,24 @@ def refuse_graph_before(item: StepTensor, required: bool, index: int, of_graphs:
 def held_gradients(tensors: Sequence[StepTensor]) -> Iterator[tuple[int, StepTensor]]:
     """The gradients that tensors hold and that are not among them, each with the number of its tensor.
 
-    Those that a step has to drop are left out.
+    Those that a step has to drop are left out. Raises: UnsupportedStep for a gradient that is an argument, too.
     """
-    known = {id(item.tensor) for item in tensors}
+    known = {id(item.tensor): item for item in tensors}
     for index, item in enumerate(tensors):
         gradient = item.tensor.grad if item.tensor.is_leaf else None
-        if gradient is not None and not must_be_dropped(gradient) and id(gradient) not in known:
-            known.add(id(gradient))
-            yield index, StepTensor(f"{item.name}_grad", f"{item.label}.grad", HeldGradient(item.label), gradient)
+        if gradient is None or must_be_dropped(gradient):
+            continue
+        same = known.get(id(gradient))
+        if same is None:
+            made = StepTensor(f"{item.name}_grad", f"{item.label}.grad", HeldGradient(item.label), gradient)
+            known[id(gradient)] = made
+            yield index, made
+        elif isinstance(same.role, UserInput):
+            raise UnsupportedStep(
+                what=f"receives {same.label}, which is the gradient of {item.label}",
+                why="a program takes a gradient from its tensor, and backward may write it",
+                hint=f"read {item.label}.grad in the step, or pass a copy (x.clone())",
+            )
 
 
 def must_be_dropped(gradient: torch.Tensor) -> bool:

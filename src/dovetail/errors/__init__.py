@@ -83,7 +83,10 @@ class CaptureFailed(DovetailError):
     code = "DT-CAPTURE-001"
     summary = "the program could not be recorded: {error}"
     because = "capture runs it once on fake tensors (shapes without data), and that run raised"
-    way_out = "check whether it raises in eager mode too; if not, leave this part uncompiled"
+    way_out = (
+        "check whether it raises in eager mode too; if not, and sizes are symbols, compile for known ones "
+        "(dynamic=False); else leave this part uncompiled"
+    )
 
 
 class DataDependentControlFlow(DovetailError):

@@ -13,6 +13,7 @@ import torch
 
 from dovetail.capture.exclusive import RECORDING
 from dovetail.capture.recording import Recording
+from dovetail.capture.recording_context import wants_known_sizes
 from dovetail.errors import CaptureFailed, LateSizeAssumption, MemoryLimitTooLow, UnusableDonation
 from dovetail.execute.backward import CompiledBackward
 from dovetail.execute.compiled import CompiledProgram
@@ -339,7 +340,8 @@ class _GraphCompiler:
     def _backward_for(self, pattern: Pattern) -> CompiledBackward:
         for slot, refusal in self._refused.items():
             if pattern[slot] is not None:
-                raise refusal.__cause__ or refusal
+                cause = refusal.__cause__
+                raise refusal if cause is None or wants_known_sizes(cause) else cause
         casts = casts_in_force()
         known = self._backwards.get((pattern, casts))
         if known is not None:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.nn.utils import prune, spectral_norm, weight_norm
 
 import dovetail
-from dovetail.errors import StateChangedOtherwise
+from dovetail.errors import StateChangedOtherwise, UnsupportedStep
 from tests.frontends.step.agreement import programs_of
 
 WAYS: dict[str, Callable[[nn.Linear], nn.Module]] = {
@@ -118,3 +118,33 @@ def test_backward_beyond_a_tensor_with_a_graph_is_refused() -> None:
     run(torch.ones(3))
     with pytest.raises(StateChangedOtherwise, match="part of a graph from before"):
         run(torch.ones(3))
+
+
+@pytest.mark.parametrize("asked", ["is_leaf", "grad_fn", "output_nr"])
+def test_graph_of_an_argument_that_code_asks_for_is_refused(asked: str) -> None:
+    run = dovetail.compile_step(lambda x: x * (2 if getattr(x, asked) else 3))
+    leaf = torch.ones(3, requires_grad=True)
+    run(leaf)
+    assert torch.equal(run(leaf), leaf * (2 if getattr(leaf, asked) else 3))
+    with pytest.raises(StateChangedOtherwise, match="argument 0, which is part of a graph from before"):
+        run(leaf * 2)
+
+
+def test_arguments_of_graphs_are_no_reason_to_warn() -> None:
+    run = dovetail.compile_step(lambda x: x.sum() * 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for number in range(6):
+            leaf = torch.ones(3, requires_grad=True)
+            x = leaf * number if number % 2 else leaf
+            assert torch.equal(run(x), x.sum() * 2)
+
+
+def test_gradient_that_is_an_argument_is_refused() -> None:
+    net = nn.Linear(3, 2)
+    run = dovetail.compile_step(lambda x, gradient: net(x) * gradient.sum())
+    net.weight.grad = torch.ones(2, 3)
+    run(torch.ones(2, 3), net.weight.grad)
+    with pytest.raises(UnsupportedStep, match="argument 1, which is the gradient of net"):
+        run(torch.ones(2, 3), net.weight.grad)
+    assert torch.equal(run(torch.ones(2, 3), net.weight.grad.clone()), net(torch.ones(2, 3)) * 6)

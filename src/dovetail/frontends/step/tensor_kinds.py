@@ -49,7 +49,7 @@ class Source:
 _Run: TypeAlias = "tuple[str, Callable[[Sequence[Any]], Sequence[Any]], Sequence[Source]]"  # kind, picks indices
 _Marks: TypeAlias = "tuple[bytes, tuple[Any, ...]]"  # addresses, shapes and strides
 
-_gradient = attrgetter("grad")
+_gradient, _is_leaf = attrgetter("grad"), attrgetter("is_leaf")
 
 
 @dataclass(slots=True, eq=False)
@@ -104,7 +104,10 @@ class TensorKinds:
                     if part is None:
                         return None
                     found.append(part)
-        if any(map(is_not, map(_gradient, self._pick_without_gradient(found)), repeat(None))):
+        without = self._pick_without_gradient(found)
+        if not all(map(_is_leaf, without)):  # whose `.grad` torch would warn of
+            return None
+        if any(map(is_not, map(_gradient, without), repeat(None))):
             return None
         return found
 

@@ -1,0 +1,34 @@
+"""Errors that torch raises while a program is recorded, by name, without what only torch's authors read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import dovetail
+from dovetail.errors import CaptureFailed
+
+
+def _grid(theta: Tensor) -> Tensor:
+    return F.affine_grid(theta, [theta.shape[0], 1, 2, 3], align_corners=True)
+
+
+@pytest.mark.parametrize(
+    ("function", "shape"), [(nn.LSTM(3, 2), (4, 5, 3)), (_grid, (4, 2, 3))], ids=["forward", "backward"]
+)
+def test_operators_that_take_no_symbols_are_met_by_what_helps(
+    function: Callable[[Tensor], Tensor | tuple[Tensor, object]], shape: tuple[int, ...]
+) -> None:
+    compiled = dovetail.compile(function, dynamic=True)
+
+    def run() -> None:
+        result = compiled(torch.randn(shape, requires_grad=True))
+        (result if isinstance(result, Tensor) else result[0]).sum().backward()
+
+    with pytest.raises(CaptureFailed, match=r"dynamic=False") as raised:
+        run()
+    assert "frame #" not in str(raised.value)
