@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,6 +55,22 @@ def test_an_example_that_the_method_does_not_take(call: Any) -> None:
 def test_a_frozen_program_is_loaded_by_its_path(path: Any) -> None:
     with pytest.raises(BadOptionValue, match="the path of a file"):
         dovetail.load(path)
+
+
+@pytest.mark.parametrize("path", [None, 3, b"net.dovetail", ""])
+def test_a_frozen_program_is_saved_to_a_path(path: Any) -> None:
+    frozen = dovetail.freeze(nn.Linear(4, 2), (_ROWS,))
+    with pytest.raises(BadOptionValue, match="the path of the new file"):
+        frozen.save(path)
+
+
+@pytest.mark.parametrize("names", [None, 3, True])
+def test_passes_and_allowed_operators_are_named(names: Any, tmp_path: Path) -> None:
+    with pytest.raises(BadOptionValue, match="it names no passes"):
+        dovetail.freeze(nn.Linear(4, 2), (_ROWS,), passes=names)
+    dovetail.freeze(nn.Linear(4, 2), (_ROWS,)).save(tmp_path / "net.dovetail")
+    with pytest.raises(BadOptionValue, match="it names no operator"):
+        dovetail.load(tmp_path / "net.dovetail", allow=names)
 
 
 _MISSPELT: dict[str, tuple[Callable[..., Any], str]] = {

@@ -7,7 +7,7 @@ evaluates those once, tensor by tensor, so that at most one is held in both form
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +54,9 @@ def chosen_passes(wish: str | Sequence[str]) -> tuple[str, ...]:
     Raises: BadOptionValue for a name that does not exist, and for what this processor cannot compute as it should.
     """
     known = {spec.name: spec.tier for spec in PASSES["frozen"].specs}
+    expected = f'"bitwise", "fast", "int8", "bf16", or names from {", ".join(known)}'
+    if not isinstance(wish, Iterable):
+        raise BadOptionValue(option="passes", value=wish, reason="it names no passes", expected=expected)
     if wish == "bitwise":
         return tuple(name for name, tier in known.items() if tier == wish)
     names = (wish,) if isinstance(wish, str) else tuple(wish)
@@ -62,7 +65,6 @@ def chosen_passes(wish: str | Sequence[str]) -> tuple[str, ...]:
         names = (*fast, _FEWER_BITS.get(wish, "prepack"))
     for name in names:
         if name not in known:
-            expected = f'"bitwise", "fast", "int8", "bf16", or names from {", ".join(known)}'
             raise BadOptionValue(option="passes", value=name, reason="there is no such pass", expected=expected)
     _refuse_what_is_missing(wish, names)
     return tuple(name for name in known if name in names)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
-from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -33,7 +32,7 @@ from dovetail.frontends.freezing.module import FrozenModule
 from dovetail.frontends.freezing.nesting import Saved
 from dovetail.frontends.freezing.pool import Pool
 from dovetail.frontends.freezing.running import Running
-from dovetail.frontends.freezing.saving import FORMAT, INDEX, VERSION, Contents, seeding_in
+from dovetail.frontends.freezing.saving import FORMAT, INDEX, VERSION, Contents, check_path, seeding_in
 from dovetail.frontends.freezing.variant import FrozenProgram
 from dovetail.frontends.freezing.weights import MEMORY, Sources
 from dovetail.frontends.size_guard import SizeGuard
@@ -62,6 +61,8 @@ if TYPE_CHECKING:
 else:
     generator = deferred("dovetail.frontends.generation.generator")
     generation_habits = deferred("dovetail.frontends.generation.habits")
+
+_SAVED = "the path of a file that FrozenModule.save wrote"
 
 
 @collection_paused()
@@ -102,11 +103,11 @@ def load(
     """
     ensure_supported_torch()
     resolved = resolve_options(options, PASS_NAMES, LOAD)
-    _check_path(path)
+    check_path(path, "files are mapped by their path", _SAVED)
     if not isinstance(prepack, bool):
         raise BadOptionValue(option="prepack", value=prepack, reason="it is a flag", expected="True or False")
     container = open_container(path, verify=verify)
-    allowed = tuple([allow] if isinstance(allow, str) else allow)
+    allowed = tuple(allow) if isinstance(allow, Iterable) and not isinstance(allow, str) else (allow,)
     Allowed(allowed)  # says at once what is not a name of an operator
     reader = _Reader(container, dict(containers or {}), any_torch, prepack, allowed, resolved)
     with torch.inference_mode(False):
@@ -121,17 +122,11 @@ def read_contents(path: str | Path, *, allow: Iterable[str] = ()) -> tuple[Conte
     not here. Constants stay where they are mapped. Raises: BadArtifact; OtherArtifactVersion.
     """
     ensure_supported_torch()
-    _check_path(path)
+    check_path(path, "files are mapped by their path", _SAVED)
     container = open_container(path)
     reader = _Reader(container, {}, True, False, tuple(allow), resolve_options({}, PASS_NAMES, LOAD), runs=False)
     with torch.inference_mode(False):
         return container.decode(INDEX, reader.contents), reader.torch, Path(path).stat().st_size
-
-
-def _check_path(path: object) -> None:
-    if not isinstance(path, str | PathLike):
-        kind, expected = f"a {type(path).__name__}", "the path of a file that FrozenModule.save wrote: str or Path"
-        raise BadOptionValue(option="path", value=kind, reason="files are mapped by their path", expected=expected)
 
 
 class _Reader:

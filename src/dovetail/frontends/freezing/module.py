@@ -186,8 +186,8 @@ class FrozenModule(torch.nn.Module):
     def save(self, path: str | Path) -> None:
         """Write it to a file that `dovetail.load` reads, usually `something.dovetail`. No pickle is used.
 
-        Raises: NotSerializable for what only code can reconstruct (arguments that are objects, subgraphs of control
-        flow, containers of the user's own kind), before anything is written; OSError.
+        Raises: BadOptionValue for what is no path; NotSerializable for what only code can reconstruct (arguments that
+        are objects, subgraphs of control flow, containers of the user's own kind), before anything is written; OSError.
         """
         kept = saving.Contents(self._name, self._running.frozen, self._pool, self._sources, self._generation())
         saving.save(kept, path)

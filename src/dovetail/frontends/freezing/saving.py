@@ -15,6 +15,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from dovetail.artifact.plan_json import plan_to_json
 from dovetail.artifact.program_json import program_to_json
 from dovetail.artifact.tensors import save_tensors
 from dovetail.artifact.tree_json import tree_to_json
-from dovetail.errors import NotSerializable
+from dovetail.errors import BadOptionValue, NotSerializable
 from dovetail.frontends.freezing.call_form import CallForm
 from dovetail.frontends.freezing.method import FrozenMethod
 from dovetail.frontends.freezing.pool import Pool
@@ -54,12 +55,20 @@ class Contents:
     generation: Mapping[str, Any] | None = None
 
 
+def check_path(path: object, reason: str, expected: str) -> None:
+    """Raises: BadOptionValue for what is no path."""
+    if not isinstance(path, str | PathLike) or path == "":
+        kind = f"a {type(path).__name__}" if path != "" else path
+        raise BadOptionValue(option="path", value=kind, reason=reason, expected=f"{expected}: str or Path")
+
+
 def save(contents: Contents, path: str | Path) -> None:
     """Write what a frozen module consists of to a file. It may be called, not changed, while it is written.
 
-    Raises: NotSerializable for what only code can make again (arguments that are objects, subgraphs of control
-    flow, containers of the user's own kind), before anything is written; OSError.
+    Raises: BadOptionValue for what is no path; NotSerializable for what only code can make again (arguments that are
+    objects, subgraphs of control flow, containers of the user's own kind), before anything is written; OSError.
     """
+    check_path(path, "files are written to a path", "the path of the new file")
     members, methods = _described(contents.methods)
     pool, sources = contents.pool, contents.sources
     kept = sources.read() if sources is not None else {}
