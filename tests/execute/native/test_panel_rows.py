@@ -211,8 +211,23 @@ class _Single:
         return call_of(names, node)
 
 
-def test_an_image_that_lies_otherwise_is_taken_by_a_call() -> None:
+@pytest.mark.parametrize("padding", [0, 1])
+@pytest.mark.parametrize("kind", ["dense", "pixels", "by channel"])
+def test_an_image_of_planes_is_laid_out_by_a_row(kind: str, padding: int) -> None:
+    groups, kernel = (6 if kind == "by channel" else 1), (1 if kind == "pixels" else 3)
+    first = nn.Conv2d(6, 32 if groups == 1 else 6, kernel, 1, 0 if kind == "pixels" else padding, groups=groups)
+    model = nn.Sequential(first, nn.SiLU(), nn.Conv2d(first.out_channels, 32, 3, padding=1), nn.ReLU()).eval()
+    x = torch.randn(3, 6, 13, 16)
+    frozen = _frozen(model, x)
+    assert not [name for name in _outside(frozen) if "conv" in name]
+    for _ in range(2):
+        x = torch.randn(3, 6, 13, 16)
+        torch.testing.assert_close(frozen(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_an_image_that_lies_in_neither_way_is_taken_by_a_call() -> None:
     model, x = _images(3, 1, 1, last=False)
+    x = torch.randn(2, 13, 8, 11).transpose(1, 2)
     frozen = _frozen(model, x)
     assert "panel_conv" in _outside(frozen)[0]
     torch.testing.assert_close(frozen(x), model(x), rtol=1e-4, atol=1e-5)

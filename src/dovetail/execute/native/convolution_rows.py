@@ -1,7 +1,8 @@
 """Convolutions by panels and by taps of channels as rows: of known sizes, over images with channels last.
 
-Where padding is copied around the image, rows before the one of the convolution take memory for it and copy, and one
-behind it lets the memory go. As for products by panels, nothing is tried: the node has the same functions by itself.
+Where padding is copied around the image, or its channels come first, rows before the one of the convolution take memory
+for it and copy, and one behind it lets the memory go. As for products by panels, nothing is tried: the node has the
+same functions by itself.
 """
 
 from __future__ import annotations
@@ -28,13 +29,16 @@ _IMAGE, _ADDEND = 4, 7
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionClaim(PlacedBase):
-    """See `rows.RowClaim`. operands: x, taps, and the bias if there is one."""
+    """See `rows.RowClaim`. operands: x, taps, and the bias if there is one. is_of_planes: whether channels of x come
+    first.
+    """
 
     node: Node
     operands: tuple[Operand, ...]
     result: Value
     plan: Plan
     finish: Finish
+    is_of_planes: bool
     into: Value | None = None
     layout: None = None
     element: str = "i8"
@@ -66,17 +70,20 @@ def convolution_claim(node: Node) -> ConvolutionClaim | None:
     lists = [_numbers(each) for each in (size, padding, stride)]
     operands = tuple(each for each in (x, taps, bias) if each is not None)
     values = [each for each in operands if isinstance(each, Value) and each.is_tensor]
-    if None in lists or len(values) < len(operands) or not _is_image(values[0].tensor) or not _is_image(result.tensor):
+    if None in lists or len(values) < len(operands) or not _is_image(result.tensor):
+        return None
+    is_of_planes = not _is_image(values[0].tensor)
+    if is_of_planes and not (is_in_order(values[0].tensor) and len(values[0].tensor.shape) == _IMAGE):
         return None
     sizes, pads, steps = (each or () for each in lists)
     weights = zip(values[1:], (taps_shape(sizes, groups), (sizes[0],)), strict=False)
     if not all(is_in_order(value.tensor) and known_sizes(value.tensor) == shape for value, shape in weights):
         return None
     panels, *_ = taps_shape(sizes, groups)
-    plan = planned(known_sizes(values[0].tensor), sizes, pads, steps, groups, panels)
+    plan = planned(known_sizes(values[0].tensor), sizes, pads, steps, groups, panels, copies=is_of_planes)
     if plan is None or plan.shape != known_sizes(result.tensor) or (groups > 1 and sizes[:2] != (groups, 1)):
         return None
-    return ConvolutionClaim(node, operands, result, plan, finish)
+    return ConvolutionClaim(node, operands, result, plan, finish, is_of_planes)
 
 
 def _numbers(operand: Operand) -> tuple[int, ...] | None:
@@ -105,7 +112,8 @@ def convolution_row(claims: Sequence[ConvolutionClaim], _: Storages, addresses: 
     if plan.padded:
         room, take, let_go = around(f"{claim.result.name}_padded", claim.padded_bytes)
         more = struct.pack(f"{len(plan.pads)}q", *plan.pads)
-        before = [take, ReadyRow(convolution_function("pad", tile), 1, (Address(room), x), more=more)]
+        copy = convolution_function("planes" if claim.is_of_planes else "pad", tile)
+        before = [take, ReadyRow(copy, 1, (Address(room), x), more=more)]
         x, after = Address(room), [let_go]
     more = struct.pack(f"{len(plan.sizes) + 1}q2fq", *plan.sizes, has_bias, *claim.finish)
     pointers = (out, x, *weights)

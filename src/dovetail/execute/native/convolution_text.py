@@ -2,6 +2,7 @@
 
     pad       slots: 1, pointers (padded, x), images, height, width, channels, rows above, columns before, height and
               width with padding
+    planes    the same, of an image whose channels come first
     convolve  slots: items, pointers (result, padded, panels, bias), images, rows and columns of the result, outputs,
               panels, inputs, height and width of the padded image and of the weight, strides (two), padding (two),
               whether there is a bias, the least and the largest result (two `float`), the activation
@@ -14,6 +15,7 @@ Source: as `panel_text`; Zhang et al., "High Performance Zero-Memory Overhead Di
 
 from __future__ import annotations
 
+from dovetail.execute.native.llvm_function import Function
 from dovetail.execute.native.panel_text import (
     HALF,
     Tile,
@@ -252,3 +254,31 @@ leave:
   ret void
 }}
 """
+
+
+def planes_text() -> str:
+    """The function that copies an image of planes to one with channels last, with padding around."""
+    out = Function("define void @NAME(ptr %row, i64 %from, i64 %to)")
+    padded, x = (out.slot("%row", at, "ptr") for at in (1, 2))
+    images, height, width, channels, above, before, high, wide = (out.slot("%row", at) for at in range(3, 11))
+
+    def times(a: str, b: str) -> str:
+        return out.set(f"mul i64 {a}, {b}")
+
+    def plus(a: str, b: str) -> str:
+        return out.set(f"add i64 {a}, {b}")
+
+    line = times(wide, channels)
+    size = times(times(times(images, high), line), "4")
+    with out.when(out.set(f"icmp sgt i64 {plus(above, before)}, 0")):
+        out.line(f"call void @llvm.memset.p0.i64(ptr {padded}, i8 0, i64 {size}, i1 false)")
+    with out.loop("0", images) as n, out.loop("0", height) as y:
+        row = times(plus(plus(times(n, high), above), y), line)
+        start = out.element("float", padded, plus(row, times(before, channels)))
+        with out.loop("0", channels) as c:
+            plane = times(plus(times(plus(times(n, channels), c), height), y), width)
+            given, made = out.element("float", x, plane), out.element("float", start, c)
+            with out.loop("0", width) as at:
+                number = out.load("float", out.element("float", given, at))
+                out.line(f"store float {number}, ptr {out.element('float', made, times(at, channels))}, align 4")
+    return "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)\n" + out.finished()

@@ -12,7 +12,7 @@ from functools import cache
 
 import torch
 
-from dovetail.execute.native.convolution_text import PAD, convolve_text
+from dovetail.execute.native.convolution_text import PAD, convolve_text, planes_text
 from dovetail.execute.native.depthwise_text import depthwise_text
 from dovetail.execute.native.driver import THREADED
 from dovetail.execute.native.machine import driver, function_of
@@ -32,10 +32,11 @@ _NO_FINISH: Finish = (*CLAMPS["none"], 0)
 
 @cache
 def convolution_function(kind: str, tile: Tile) -> int:
-    """The address of the function of such rows. kind: pad, pixels, convolve or depthwise."""
+    """The address of the function of such rows. kind: pad, planes, pixels, convolve or depthwise."""
     if kind == "pixels":
         return panel_function(tile)
-    text = {"pad": lambda _: PAD, "convolve": convolve_text, "depthwise": depthwise_text}[kind](tile)
+    copies = {"pad": lambda _: PAD, "planes": lambda _: planes_text()}
+    text = {**copies, "convolve": convolve_text, "depthwise": depthwise_text}[kind](tile)
     found = function_of(text.replace("NAME", kind), kind, ())
     assert found is not None, "it calls nothing"
     return found
@@ -58,10 +59,17 @@ class Plan:
 
 
 def planned(
-    given: Sequence[int], size: Sequence[int], padding: Sequence[int], stride: Sequence[int], groups: int, panels: int
+    given: Sequence[int],
+    size: Sequence[int],
+    padding: Sequence[int],
+    stride: Sequence[int],
+    groups: int,
+    panels: int,
+    *,
+    copies: bool = False,
 ) -> Plan | None:
     """The plan for an input; None where there is nothing to compute, torch would refuse it, or some result would read
-    nothing but padding.
+    nothing but padding. copies: the input lies in another way, and is copied in any case.
     """
     images, channels, height, width = given
     (outputs, inputs, tall, broad), (above, before), (down, across) = size, padding, stride
@@ -73,7 +81,7 @@ def planned(
     rows, columns = (high - tall) // down + 1, (wide - broad) // across + 1
     count = rows * columns * outputs
     of_pixels = groups == 1 and (tall, broad, above, before, down, across) == (1, 1, 0, 0, 1, 1)
-    is_copied = groups == 1 and bool(above or before)
+    is_copied = copies or (groups == 1 and bool(above or before))
     around = (high, wide, 0, 0) if is_copied else (height, width, above, before)
     sizes = (images, rows, columns, outputs, panels, channels, *around[:2], tall, broad, down, across, *around[2:])
     return Plan(
