@@ -6,7 +6,7 @@ import gc
 import random
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
-from types import CellType, FunctionType
+from types import CellType, CodeType, FunctionType
 from typing import Any
 
 import pytest
@@ -56,13 +56,14 @@ def _value(draw: random.Random, depth: int = 3) -> Any:
     held = [_value(draw, depth - 1) for _ in range(draw.randint(0, 3))]
     named = {f"k{n}": x for n, x in enumerate(held)}
     kinds: list[Callable[[], Any]] = [lambda: held, lambda: tuple(held), lambda: named]
+    kinds += [lambda: _function(held)]
     kinds += [lambda: OrderedDict(named), lambda: defaultdict(list, named), lambda: deque(held, 7), lambda: {1, 2}]
-    return draw.choice(kinds[:3] if draw.random() < 0.8 else kinds)()
+    return draw.choice(kinds[:4] if draw.random() < 0.8 else kinds)()
 
 
 def _taken(snapshot: Snapshot, value: Any) -> None:
     """Note what a value holds, and what that holds."""
-    if isinstance(value, list | tuple | dict | deque | set) and not snapshot.has(value):
+    if isinstance(value, list | tuple | dict | deque | set | FunctionType) and not snapshot.has(value):
         for each in snapshot.take(value):
             _taken(snapshot, each)
 
@@ -133,6 +134,12 @@ class _World:
             found.append((lambda v=value: list(v), lambda x, v=value: v.__setitem__(slice(None), _many(x))))
         elif isinstance(value, dict):
             found += [(lambda v=value, k=k: v.get(k), lambda x, v=value, k=k: v.update({k: x})) for k in value]
+        elif isinstance(value, FunctionType):
+            found.append((lambda v=value: v.__defaults__, lambda x, v=value: setattr(v, "__defaults__", _defaults(x))))
+            found.append((lambda v=value: v.__code__, lambda x, v=value: setattr(v, "__code__", _code(x, v))))
+            found.append((lambda v=value: getattr(v, "note", 0), lambda x, v=value: setattr(v, "note", x)))
+            self._inside(value.__defaults__, found)
+            self._inside(vars(value), found)
         elif isinstance(value, deque):
             found.append((lambda v=value: list(v), lambda x, v=value: (v.clear(), v.extend(_many(x)))))
         if isinstance(value, list | tuple | dict):
@@ -146,6 +153,10 @@ def _in(cell: CellType) -> Any:
 
 def _defaults(value: Any) -> Any:
     return value if isinstance(value, tuple) else None
+
+
+def _code(value: Any, function: FunctionType) -> CodeType:
+    return value if isinstance(value, CodeType) else function.__code__.replace(co_name="other")
 
 
 def _many(value: Any) -> list[Any]:

@@ -12,6 +12,7 @@ import torch
 
 from dovetail.capture.recording import Recording
 from dovetail.errors import BadOptionValue, DataDependentControlFlow, DovetailError
+from dovetail.execute.changed_words import changed_word_with
 from dovetail.execute.graph import CompiledGraph
 from dovetail.frontends.call_guard import CallGuard
 from dovetail.frontends.described_call import Call
@@ -145,6 +146,7 @@ class FunctionCaptures:
         declared = [stand_in.declared for stand_in in recording.stand_ins]
         sizes = SizeGuard.of(declared, recording.size_conditions) if self._options.dynamic else None
         numbers = NumberGuard(lifted, recorder.facts.values()) if lifted else None
+        recorder.reads.ask_memory(changed_word_with(self._options.executors))
         guard = CallGuard(
             call, recorder.sources, recorder.reads, recorder.gradients_read, sizes, numbers, recorder.asked
         )

@@ -24,6 +24,12 @@ class PythonGuards:
             self.add(guard)
         self.unrepeated = ""
 
+    def ask_memory(self, changed_word: ChangedWord | None) -> None:
+        """See `PythonGuard`; for those that come later as well."""
+        self._changed_word = changed_word
+        for guard in self.guards:
+            guard.ask_memory(changed_word)
+
     def add(self, guard: PythonGuard) -> None:
         """Something more was recorded."""
         guard.ask_memory(self._changed_word)

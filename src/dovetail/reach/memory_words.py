@@ -147,6 +147,10 @@ class WordList:
         """Where functions have their `FUNCTION_PARTS`."""
         return [id(function) + offset for function in functions for offset in self.layout.function]
 
+    def slots_of_function(self, function: Any) -> list[int]:
+        """The same, and where its `__dict__` is."""
+        return [*self.slots_of_functions([function]), id(function) + self.layout.function_table]
+
     def slot_of_member(self, item: Any, descriptor: Any, value: Any) -> int:
         """Where an object has what a descriptor of its class gives. Raises: NotInWords."""
         try:

@@ -34,8 +34,8 @@ class ObjectLayout:
 
     kind: of its class. size: how many things a list, tuple, deque or dictionary holds; set_size: a set. version: of a
     dictionary. items: of a list, where its items are; parts: of a tuple, its first one. cell: what a variable holds.
-    function: what `__code__`, `__defaults__` and `__kwdefaults__` give. referent: of a weak reference. class_table: the
-    dictionary of a class.
+    function: what `__code__`, `__defaults__` and `__kwdefaults__` give; function_table: `__dict__`. referent: of a weak
+    reference. class_table: the dictionary of a class.
     """
 
     kind: int
@@ -46,6 +46,7 @@ class ObjectLayout:
     parts: int
     cell: int
     function: tuple[int, int, int]
+    function_table: int
     referent: int
     class_table: int
 
@@ -132,6 +133,7 @@ def _probed() -> ObjectLayout:
             _place((function, id(function.__defaults__)) for function in functions),
             _place((function, id(function.__kwdefaults__)) for function in functions),
         ),
+        function_table=_place((function, id(function.__dict__)) for function in functions),
         referent=_place((reference, id(item)) for reference, item in zip(references, kept, strict=True)),
         class_table=_place((item, id(get_referents(vars(item))[0])) for item in kept),
     )
