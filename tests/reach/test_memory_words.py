@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import random
+import sys
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import CellType, CodeType, FunctionType
 from typing import Any
 
@@ -243,6 +245,28 @@ def test_of_an_input_in_a_variable_only_the_type_counts(monkeypatch: pytest.Monk
         cell.cell_contents = n / 7
         assert guard.holds()
     cell.cell_contents = 1
+    assert not guard.holds()
+
+
+def test_threads_ask_one_guard(monkeypatch: pytest.MonkeyPatch) -> None:
+    ask_memory_always(monkeypatch)
+    item, space = Item([1.0]), {"read": 1, "unread": 0}
+    slots = Guarded(Snapshot(), objects=[(item, Item)], tables=[(0, Table("item", ".{}", ["value"], [item.value]))])
+    slots.dictionaries.append((space, Table("", ".{}", ["read"], [1])))
+    _taken(slots.snapshot, item.value)
+    guard = PythonGuard(slots)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            asked = [pool.submit(lambda: [guard.holds() for _ in range(300)]) for _ in range(4)]
+            for number in range(300):
+                space["unread"] = number
+                item.value = [1.0]
+            assert all(all(each.result()) for each in asked)
+    finally:
+        sys.setswitchinterval(interval)
+    item.value.append(2.0)
     assert not guard.holds()
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from gc import get_referents  # of a class's `__dict__`: the dictionary behind it
 from itertools import chain, repeat
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -41,6 +41,10 @@ _LONGEST_WAIT = 4096  # calls
 _BUILT_IN = (dict, OrderedDict, defaultdict, list, deque, set)  # objects of which cannot become of another class
 
 
+_Words: TypeAlias = "tuple[MemoryWords, list[Callable[[], Any]] | None]"
+"""Words, with what gives the tensors among the values; None where they do not show values."""
+
+
 class PythonGuard:
     """Compares slots with what they held; see the module docstring."""
 
@@ -59,8 +63,7 @@ class PythonGuard:
         self._tables.forget()
         for level in self._levels:
             level.forget()
-        self._words: MemoryWords | None = None
-        self._tensors_in_words: list[Any] | None = None
+        self._words: _Words | None = None
         self._changed_word: ChangedWord | None = None
         self._waits, self._waited = 1, 0
 
@@ -161,16 +164,18 @@ class PythonGuard:
         if self._dead:
             self._let_go()
             return False
-        if self._words is not None:
-            if self._words.are_as_before():
-                return self._rest_is_as_before()
+        known = self._words  # other threads may ask as well
+        if known is not None:
+            words, tensors = known
+            if words.are_as_before():
+                return self._rest_is_as_before(tensors)
             self._words = None
         if self._changed_word is None or not self._is_time():
             return self._holds_one_by_one()
-        words = self._in_words(self._changed_word)
+        found = self._in_words(self._changed_word)
         is_as_before = self._holds_one_by_one()
-        if is_as_before and words is not None and words.are_as_before():
-            self._words = words
+        if is_as_before and found is not None and found[0].are_as_before():
+            self._words = found
         return is_as_before
 
     def _holds_one_by_one(self) -> bool:
@@ -194,12 +199,12 @@ class PythonGuard:
             values = below
         return self._tensors is None or self._tensors.are(tensors)
 
-    def _rest_is_as_before(self) -> bool:
-        """Whether what words do not show is as it was."""
+    def _rest_is_as_before(self, tensors: Sequence[Callable[[], Any]] | None) -> bool:
+        """Whether what words do not show is as it was. tensors: what gives those whose identity words show."""
         if not self._answers_are():
             return False
-        if self._tensors_in_words is not None:
-            return self._tensors is None or self._tensors.are(list(map(operator.call, self._tensors_in_words)))
+        if tensors is not None:
+            return self._tensors is None or self._tensors.are(list(map(operator.call, tensors)))
         objects = self._objects_now()
         tables = self._tables_now(objects)
         return tables is not None and self._values_are(objects, tables)
@@ -212,7 +217,7 @@ class PythonGuard:
         self._waits, self._waited = min(2 * self._waits, _LONGEST_WAIT), 0
         return True
 
-    def _in_words(self, changed_word: ChangedWord) -> MemoryWords | None:
+    def _in_words(self, changed_word: ChangedWord) -> _Words | None:
         """Words that show whether all is as expected, values apart where no words show these; None where none do."""
         objects = self._objects_now()
         tables = self._tables_now(objects)
@@ -227,12 +232,12 @@ class PythonGuard:
         for item in self._empty:
             words.add_size(item, 0)
         count = words.count
+        tensors = None
         try:
-            self._tensors_in_words = self._values_in(words, objects, tables)
+            tensors = self._values_in(words, objects, tables)
         except NotInWords:
-            self._tensors_in_words = None
             words.forget_from(count)
-        return words.made(changed_word)
+        return words.made(changed_word), tensors
 
     def _tables_in(self, words: WordList, objects: Sequence[Any]) -> list[Callable[[], dict[Any, Any]]]:
         """Let words show the objects and which tables they have; gives what gives the tables. Raises: NotInWords."""
@@ -336,7 +341,7 @@ class PythonGuard:
         """It cannot hold any more: keep nothing alive."""
         self._objects, self._types, self._bound_tables, self._own = [], [], [], []
         self._cells, self._containers, self._empty, self._levels, self._kept = [], [], [], [], {}
-        self._words = self._tensors_in_words = None
+        self._words = None
 
     def _reference(self, item: Any) -> Callable[[], Any]:
         try:
