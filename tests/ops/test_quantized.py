@@ -118,6 +118,10 @@ def test_as_fakes_and_as_text() -> None:
         for pack in (True, False):
             made = _product(fakes[0], fakes[1], None, pack=pack)
             assert (made.shape, made.dtype, made.stride()) == ((6, 8), torch.float32, (8, 1))
+    metas = [tensor.to("meta") for tensor in (x, weight)]
+    for pack in (True, False):  # what descriptions in files are held against, without fakes of Dynamo's
+        described = _product(metas[0], metas[1], None, pack=pack)
+        assert (described.shape, described.dtype, described.stride()) == ((6, 8), torch.float32, (8, 1))
     names = (prims.ROW_RANGES, prims.ROW_SCALES, prims.QUANTIZE_ROWS, prims.QUANTIZE_WEIGHT, prims.WEIGHT_SUMS)
     for prim in (*names, prims.PACK_INT8, prims.int8_linear("gelu"), prims.int8_linear("none")):
         assert read_target(target_text(prim)) is prim

@@ -39,8 +39,11 @@ def _pack_int8_panels(weight: torch.Tensor, rows: int | None = None) -> torch.Te
     made = weight.new_zeros(int8_panels_shape(outputs, inputs))
     if is_fake(weight) or weight.is_meta:
         return made
-    for number, part in enumerate(weight.split(WIDTH)):
-        made[number, :, : part.shape[0]].copy_(part.unflatten(1, (-1, GROUP)).transpose(0, 1))
+    whole, groups = outputs // WIDTH, inputs // GROUP
+    given, words = weight.contiguous().view(torch.int32), made.view(torch.int32).squeeze(-1)  # a group is one word
+    words[:whole].copy_(given[: whole * WIDTH].view(whole, WIDTH, groups).transpose(1, 2))
+    if outputs % WIDTH:
+        words[whole, :, : outputs % WIDTH].copy_(given[whole * WIDTH :].t())
     return made
 
 

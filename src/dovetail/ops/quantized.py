@@ -158,7 +158,8 @@ class Int8Linear:
 def _check(x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor) -> None:
     """Raise ValueError unless the kernel reads what there is: it does not look itself."""
     size = tuple(weight.shape)
-    if onednn.is_packed(weight) or (is_fake(weight) and size != (scales.numel(), x.shape[-1])):
+    has_no_data = is_fake(weight) or weight.is_meta
+    if onednn.is_packed(weight) or (has_no_data and size != (scales.numel(), x.shape[-1])):
         size = size[::-1]
     dtypes = (x.dtype, weight.dtype, scales.dtype)
     if dtypes != (torch.uint8, torch.int8, torch.float32):
