@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dovetail.execute.executors.checked import CheckedExecutor
 from dovetail.ir.program import Node, Value
@@ -67,3 +68,22 @@ def test_contents_are_never_settled() -> None:
     claimed = [node for node in recorded.program.nodes if CheckedExecutor().claim(node)]
     assert claimed
     assert not any(map(holds_by_description, claimed))
+
+
+class _Names(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[object] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_call_itself_does_not_run() -> None:
+    """torch would import sympy for it, in each process that loads a file."""
+    _, node = _recorded()
+    with _Names() as mode:
+        assert holds_by_description(node)
+    assert mode.seen
+    assert ATTENTION not in mode.seen

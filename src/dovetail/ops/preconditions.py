@@ -346,6 +346,11 @@ def _wraps_checked(prim: Prim) -> bool:
     return isinstance(prim.run, InGradMode) or (isinstance(op, Overload) and _check_of(op) is not None)
 
 
+def refuse_operands(op: Overload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Check the operands of a call, as `checked` does it, without the call. Raises: RefusedOperands."""
+    _Checked(op, op).refuse(args, kwargs)
+
+
 def _check_of(op: Overload) -> Check | None:
     schema = schema_of(op)
     return _CHECKS.get(schema.name.rstrip("_")) if schema.namespace == "aten" else None
@@ -360,11 +365,16 @@ class _Checked:
         self._check = _check_of(op)
         self.__name__ = schema_of(op).name
 
+    def refuse(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Raises: RefusedOperands for operands that a kernel would trust."""
+        if self._check is None:
+            return
+        given = {**self._defaults, **dict(zip(self._names, args, strict=False)), **kwargs}
+        try:
+            self._check(given)
+        except (Refused, RuntimeError, IndexError, TypeError, AttributeError, KeyError, ValueError) as error:
+            raise RefusedOperands(operator=str(self._op), reason=str(error)) from error
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._check is not None:
-            given = {**self._defaults, **dict(zip(self._names, args, strict=False)), **kwargs}
-            try:
-                self._check(given)
-            except (Refused, RuntimeError, IndexError, TypeError, AttributeError, KeyError, ValueError) as error:
-                raise RefusedOperands(operator=str(self._op), reason=str(error)) from error
+        self.refuse(args, kwargs)
         return self._target(*args, **kwargs)
