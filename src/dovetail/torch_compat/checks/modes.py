@@ -63,6 +63,30 @@ def check_surroundings() -> str | None:
     return first_difference(("what differs", differ, [True] * 4), ("afterwards", modes.surroundings(), before))
 
 
+def check_plain_modes() -> str | None:
+    """Settings make other answers, and there are none where a mode or a hook on all modules says more."""
+    before = modes.plain_modes()
+    with torch.no_grad():
+        found = [modes.plain_modes()]
+    with torch.inference_mode():
+        found.append(modes.plain_modes())
+    torch._C._set_mkldnn_enabled(not modes.libraries_in_use()[3])
+    found.append(modes.plain_modes())
+    torch._C._set_mkldnn_enabled(not modes.libraries_in_use()[3])
+    differ = [now is not None and now != before for now in found]
+    with _Through():
+        none = [modes.plain_modes()]
+    with torch.autocast("cpu"):
+        none.append(modes.plain_modes())
+    handle = register_module_forward_hook(lambda *_: None)
+    none.append(modes.plain_modes())
+    handle.remove()
+    expected = [before is not None] * 3  # within a mode there are none
+    return first_difference(
+        ("what differs", differ, expected), ("none", none, [None] * 3), ("afterwards", modes.plain_modes(), before)
+    )
+
+
 def check_libraries_in_use() -> str | None:
     """Each library, and each kernel of attention, that is switched off makes a difference."""
     before = modes.libraries_in_use()
@@ -242,6 +266,7 @@ CHECKS = (
     check_set_switches,
     check_matmul_precision,
     check_surroundings,
+    check_plain_modes,
     check_libraries_in_use,
     check_switches,
     check_unnoticed_mode,
