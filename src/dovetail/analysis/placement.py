@@ -18,7 +18,7 @@ from dovetail.analysis.region import Region, extent_bytes
 from dovetail.analysis.verdict import Verdict
 from dovetail.ir.program import Node, Program, TensorMeta, Value
 from dovetail.ir.sizes import Size, SizeExpr, difference, product, shifted
-from dovetail.ops.facts import ignores_first_contents, is_reinterpretation
+from dovetail.ops.facts import averages_in_place, ignores_first_contents, is_reinterpretation
 from dovetail.ops.views import (
     addresses_storage,
     copies_from_place,
@@ -73,6 +73,7 @@ class PlacementLegality:
         self._escaping = program.output_storages()
         by_operator = nodes_by_operator(program)
         self._reread = _storages_of_results(n for op, ns in by_operator if is_reinterpretation(op) for n in ns)
+        self._large = _storages_of_results(n for op, ns in by_operator if averages_in_place(op) for n in ns)
         strided = [node for op, nodes in by_operator if is_strided(op) for node in nodes]
         self._addressed = _storages_of_results(filter(_is_addressed, strided))
         self._inputs = [value.tensor for value in program.inputs if value.is_tensor]
@@ -156,8 +157,8 @@ class PlacementLegality:
         escapes = storage in self._escaping
         if escapes and buffer.external not in (None, storage):
             return Reason.TWO_TENSORS
-        is_more = not self._buffers.covers(request.onto, buffer) or _leaves_gaps(result, request.onto)
-        if buffer.owner is not Owner.CALLER and is_more:
+        is_all = self._buffers.covers(request.onto, buffer) and not _leaves_gaps(result, request.onto)
+        if buffer.owner is not Owner.CALLER and (buffer.number in self._large or not is_all):
             last = self._buffers.last_read_of_storage(storage)
             outlives = last > self._buffers.end(buffer) and last > self._put_back_until(request.result, buffer)
             if escapes or (outlives and buffer.external is None):

@@ -242,6 +242,17 @@ def resizes_out(op: Overload) -> bool:
     return (schema_of(op).namespace, schema_of(op).name) in _RESIZING_OUT
 
 
+# They compute the loss of every element where the result is to lie, and average it there.
+_AVERAGING_IN_PLACE = frozenset(
+    ("aten", name) for name in ("binary_cross_entropy", "mse_loss", "smooth_l1_loss", "soft_margin_loss")
+)
+
+
+def averages_in_place(target: Target) -> bool:
+    """Whether the memory of a result, be it one number, is as large as the operand, for as long as the result lives."""
+    return isinstance(target, Overload) and (schema_of(target).namespace, schema_of(target).name) in _AVERAGING_IN_PLACE
+
+
 # --- operators that look at the grad mode ---------------------------------------------------------------------
 
 # The kernel prepares its workspace for backward only when the grad mode is on.
