@@ -6,7 +6,8 @@ from typing import Protocol
 
 import torch
 
-from dovetail.ir.program import Value
+from dovetail.execute.native.rows import Access
+from dovetail.ir.program import Operand, Value
 
 ELEMENTS = {torch.float32: "float", torch.float64: "double"}
 """Names of element types in LLVM's text."""
@@ -41,6 +42,24 @@ class PlacedBase:
     def checked(self) -> tuple[Value, ...]:
         """What a check reads before all rows run."""
         return ()
+
+
+class OwnKernelBase(PlacedBase):
+    """A claim on a node whose kernel is dovetail's own, by itself as well. operands: what it reads."""
+
+    __slots__ = ()
+    operands: tuple[Operand, ...]
+    layout: None
+    element: str
+
+    def accesses(self) -> list[Access]:
+        """What it touches."""
+        read = [Access(value.tensor) for value in self.operands if isinstance(value, Value)]
+        return [Access(self.result.tensor, is_written=True), *read]
+
+    def is_proven(self) -> bool:
+        """It is the kernel that the node has by itself."""
+        return True
 
 
 class ClaimBase(PlacedBase):

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from dovetail.execute.native.call_memory import around
-from dovetail.execute.native.claim_base import PlacedBase
+from dovetail.execute.native.claim_base import OwnKernelBase
 from dovetail.execute.native.convolutions import Plan, convolution_function, planned
 from dovetail.execute.native.panel_rows import is_in_order, known_sizes
 from dovetail.execute.native.panels import Finish, finish_of, multiplies_panels, usual_tile
-from dovetail.execute.native.rows import Access, Address, Addresses, ReadyRow, RowClaim, Storages
+from dovetail.execute.native.rows import Address, Addresses, ReadyRow, RowClaim, Storages
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Operand, TensorMeta, Value
 from dovetail.ops.panel_convolutions import PanelConv, taps_shape
@@ -28,7 +28,7 @@ _IMAGE, _ADDEND = 4, 7
 
 
 @dataclass(frozen=True, slots=True)
-class ConvolutionClaim(PlacedBase):
+class ConvolutionClaim(OwnKernelBase):
     """See `rows.RowClaim`. operands: x, taps, and the bias if there is one. is_of_planes: whether channels of x come
     first.
     """
@@ -42,15 +42,6 @@ class ConvolutionClaim(PlacedBase):
     into: Value | None = None
     layout: None = None
     element: str = "i8"
-
-    def accesses(self) -> list[Access]:
-        """What it touches."""
-        read = [Access(value.tensor) for value in self.operands if isinstance(value, Value)]
-        return [Access(self.result.tensor, is_written=True), *read]
-
-    def is_proven(self) -> bool:
-        """It is the kernel that the node has by itself."""
-        return True
 
     @property
     def padded_bytes(self) -> int:

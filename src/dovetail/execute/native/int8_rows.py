@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-from dovetail.execute.native.claim_base import PlacedBase
+from dovetail.execute.native.claim_base import OwnKernelBase
 from dovetail.execute.native.driver import THREADED
 from dovetail.execute.native.int8_text import NARROW, WIDE, Int8Tile, int8_function
 from dovetail.execute.native.machine import driver, has_dot_products, unavailable
 from dovetail.execute.native.panels import CLAMPS, Finish, finish_of, items_of, multiplies_panels, usual_tile
 from dovetail.execute.native.round_rows_text import rounding_function
-from dovetail.execute.native.rows import Access, Address, Addresses, ReadyRow, Storages, table_row
+from dovetail.execute.native.rows import Address, Addresses, ReadyRow, Storages, table_row
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Operand, Value
 from dovetail.ops.int8_panels import GROUP, Int8PanelLinear, int8_panels_shape
@@ -145,7 +145,7 @@ def int8_call(target: Prim, tile: Int8Tile | None = None) -> Callable[..., Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Int8Claim(PlacedBase):
+class Int8Claim(OwnKernelBase):
     """See `rows.RowClaim`."""
 
     node: Node
@@ -156,15 +156,6 @@ class Int8Claim(PlacedBase):
     into: Value | None = None
     layout: None = None
     element: str = "i8"
-
-    def accesses(self) -> list[Access]:
-        """What it touches."""
-        read = [Access(value.tensor) for value in self.operands if isinstance(value, Value)]
-        return [Access(self.result.tensor, is_written=True), *read]
-
-    def is_proven(self) -> bool:
-        """It is the kernel that the node has by itself."""
-        return True
 
 
 def int8_claim(node: Node) -> Int8Claim | None:

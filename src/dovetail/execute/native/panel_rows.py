@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import torch
 
-from dovetail.execute.native.claim_base import PlacedBase
+from dovetail.execute.native.claim_base import OwnKernelBase
 from dovetail.execute.native.panel_text import panel_function
 from dovetail.execute.native.panels import Finish, finish_of, items_of, multiplies_panels, usual_tile
-from dovetail.execute.native.rows import Access, Address, Addresses, ReadyRow, Storages
+from dovetail.execute.native.rows import Address, Addresses, ReadyRow, Storages
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Operand, TensorMeta, Value
 from dovetail.ops.panels import PanelLinear, panels_shape
@@ -24,7 +24,7 @@ _MORE = struct.Struct("5q2fq")
 
 
 @dataclass(frozen=True, slots=True)
-class PanelClaim(PlacedBase):
+class PanelClaim(OwnKernelBase):
     """See `rows.RowClaim`. operands: x, panels, and the bias if there is one. sizes: rows, inputs, outputs, panels."""
 
     node: Node
@@ -35,15 +35,6 @@ class PanelClaim(PlacedBase):
     into: Value | None = None
     layout: None = None
     element: str = "i8"
-
-    def accesses(self) -> list[Access]:
-        """What it touches."""
-        read = [Access(value.tensor) for value in self.operands if isinstance(value, Value)]
-        return [Access(self.result.tensor, is_written=True), *read]
-
-    def is_proven(self) -> bool:
-        """It is the kernel that the node has by itself."""
-        return True
 
 
 def panel_claim(node: Node) -> PanelClaim | None:
