@@ -47,6 +47,7 @@ LISTS = (
     "tests/execute/native/test_convolutions.py",
     "tests/execute/native/test_grids.py",
     "tests/execute/native/test_kernels.py",
+    "tests/execute/native/test_int8_rows.py",
     "tests/execute/native/test_panels.py",
     "tests/execute/native/test_products.py",
     "tests/execute/native/test_repeats.py",
