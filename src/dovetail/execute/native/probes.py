@@ -116,22 +116,25 @@ class Refused(Exception):
 
 
 def formula_of(question: Question) -> Formula | None:
-    """The first candidate that gives the operator's bits. While the processor rounds in another way: None."""
+    """The first candidate that gives the operator's bits, among as many threads as there are now: torch shares elements
+    out in each operator's own way. While the processor rounds in another way: None.
+    """
     with _LOCK:
-        if question not in _FOUND:
+        key = question, torch.get_num_threads()
+        if key not in _FOUND:
             try:
                 at = _kept(question)
             except Refused:
                 return None
-            _FOUND[question] = question.candidates[at] if at >= 0 else None
-        return _FOUND[question]
+            _FOUND[key] = question.candidates[at] if at >= 0 else None
+        return _FOUND[key]
 
 
 def _kept(question: Question) -> int:
     """The number of the candidate, -1 if there is none: as a process found it that ran with the same kernels."""
     if not has_own_kernels(question.target):
         return _try_all(question)
-    text = repr((question, str(question.target), torch.get_num_threads() > 1))
+    text = repr((question, str(question.target), torch.get_num_threads()))
     answer = cache.recall("probe", text)
     if answer is not None:
         return int(answer)
