@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import dovetail
-from dovetail.execute.native import claims, clusters, machine
+from dovetail.execute.native import claims, clusters, machine, probes
 from tests.execute.native.programs import Drafted, aten, calls_counted, compiled, outcome
 
 pytest.importorskip("llvmlite")
@@ -65,6 +65,21 @@ def test_the_last_elements_of_each_share(count: int, dtype: torch.dtype, threads
     made += [draft.add(getattr(aten, name).default, zero, minus) for name in ("maximum", "minimum")]
     program = draft.program(made)
     assert outcome(compiled(program), draft.arguments()) == outcome(compiled(program, native=False), draft.arguments())
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_the_number_of_threads_decides_no_probe(count: int) -> None:
+    """Torch shares gelu out otherwise than all else, from a size on for which it is left to torch: nothing is tried."""
+    draft, former = Drafted(), torch.get_num_threads()
+    x = draft.base(torch.randn(100))
+    draft.add(aten.gelu.default, x, approximate="tanh")
+    claim = claims.claim_of(draft.nodes[0])
+    assert claim is not None
+    torch.set_num_threads(count)
+    try:
+        assert probes._try_all(claim.question) == 0
+    finally:
+        torch.set_num_threads(former)
 
 
 def test_without_a_pool_places_must_be_known(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,8 +53,8 @@ class Claim(ClaimBase):
 
     operands: what the formula reads, in its order. hows: how each is read. into: the value whose memory the result is
     written to; None where the node makes new memory. result: what the node gives, if anything. grid: the rows of the
-    result, if there are gaps between those of an operand or of the result. most: see `rule.Rule`. touched: accesses,
-    once they were asked for.
+    result, if there are gaps between those of an operand or of the result. touched: accesses, once they were asked
+    for.
     """
 
     node: Node
@@ -65,7 +65,6 @@ class Claim(ClaimBase):
     result: Value
     layout: Layout
     grid: Grid | None = None
-    most: int | None = None
     touched: list[Access] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
@@ -95,8 +94,8 @@ class Claim(ClaimBase):
         if any(isinstance(how, Repeat) for how in self.hows):
             return False  # eager's last elements are those of each row then
         count = self.written.tensor.numel()
-        most = THREADED - 1 if self.most is None else self.most
-        return (has_pool() and self.most is None) or (isinstance(count, int) and count <= most)
+        most = THREADED - 1 if self.question.most is None else self.question.most
+        return (has_pool() and self.question.most is None) or (isinstance(count, int) and count <= most)
 
     def formula(self) -> Formula | None:
         """What was found to give the operator's bits, if anything. The first time for each kind of node it is tried."""
@@ -164,11 +163,10 @@ def _with_operands(
         repr(others),
         rule.is_fill,
         form.grid is not None,
+        rule.most,
     )
     hows = tuple(form.hows[place] for place in kept)
-    return Claim(
-        node, question, tuple(operands[p] for p in kept), hows, written, result, form.layout, form.grid, rule.most
-    )
+    return Claim(node, question, tuple(operands[p] for p in kept), hows, written, result, form.layout, form.grid)
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,7 @@ class Question:
     operands: name and kind of those that the formulas read. others: the arguments besides, as they are in the program.
     into: the argument that is written, "" if none is. avoided: values that numbers do not have.
     spelled: the others as text, for 2 and 2.0 are equal. is_fill: whether it makes a tensor of nothing but numbers.
-    in_rows: whether tensors have rows with gaps between them.
+    in_rows: whether tensors have rows with gaps between them. most: see `rule.Rule`; larger tensors are not tried.
     """
 
     target: Overload
@@ -98,6 +98,7 @@ class Question:
     spelled: str = ""
     is_fill: bool = False
     in_rows: bool = False
+    most: int | None = None
 
 
 def is_near(number: float, other: float) -> bool:
@@ -116,25 +117,22 @@ class Refused(Exception):
 
 
 def formula_of(question: Question) -> Formula | None:
-    """The first candidate that gives the operator's bits, among as many threads as there are now: torch shares elements
-    out in each operator's own way. While the processor rounds in another way: None.
-    """
+    """The first candidate that gives the operator's bits. While the processor rounds in another way: None."""
     with _LOCK:
-        key = question, torch.get_num_threads()
-        if key not in _FOUND:
+        if question not in _FOUND:
             try:
                 at = _kept(question)
             except Refused:
                 return None
-            _FOUND[key] = question.candidates[at] if at >= 0 else None
-        return _FOUND[key]
+            _FOUND[question] = question.candidates[at] if at >= 0 else None
+        return _FOUND[question]
 
 
 def _kept(question: Question) -> int:
     """The number of the candidate, -1 if there is none: as a process found it that ran with the same kernels."""
     if not has_own_kernels(question.target):
         return _try_all(question)
-    text = repr((question, str(question.target), torch.get_num_threads()))
+    text = repr((question, str(question.target), torch.get_num_threads() > 1))
     answer = cache.recall("probe", text)
     if answer is not None:
         return int(answer)
@@ -179,7 +177,7 @@ def _cases(question: Question) -> Iterator[tuple[int, int, int, int, tuple[float
         yield size, 0, size % _PARTS, _SPECIAL + size, choices[0]
     for case, first in enumerate(range(0, _SPECIAL, 3)):
         yield (33, 40, 45, 7)[case % 4], 0, 0, first, choices[case % len(choices)]
-    if torch.get_num_threads() > 1:
+    if torch.get_num_threads() > 1 and question.most is None:
         yield _THREADED, 0, 0, 0, choices[0]
 
 
