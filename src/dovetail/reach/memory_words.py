@@ -35,7 +35,7 @@ ChangedWord: TypeAlias = Callable[[int, int, int], int]
 Check: TypeAlias = Callable[[], "int | None"]
 """The word that is as good as the one that was expected; None where what is there is not."""
 
-_PAIR, _WORD = 16, 8
+_WORD = 8
 
 
 class NotInWords(Exception):

@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import dovetail
 from dovetail.execute.native.int8_rows import int8_call, multiplies_int8_panels
-from dovetail.execute.native.int8_text import NARROW, WIDE, Int8Tile
 from dovetail.execute.native.machine import has_dot_products, unavailable
+from dovetail.execute.native.panel_text import NARROW, WIDE, Tile
 from dovetail.execute.native.panels import multiplies_panels
 from dovetail.ops import prims
 from dovetail.ops.int8_panels import PACK_INT8_PANELS, int8_panel_linear
@@ -41,7 +41,7 @@ def _weights(weight: Tensor) -> tuple[Any, Any, Any]:
     return levels, scales, prims.WEIGHT_SUMS(levels, scales)
 
 
-def _check(tile: Int8Tile, activation: str, x: Tensor, outputs: int, *, has_bias: bool) -> None:
+def _check(tile: Tile, activation: str, x: Tensor, outputs: int, *, has_bias: bool) -> None:
     """The product of levels, exactly, but for the rounding of the last steps."""
     weight, bias = torch.randn(outputs, x.shape[-1]), torch.randn(outputs) if has_bias else None
     levels, scales, sums = _weights(weight)
@@ -75,18 +75,18 @@ def _check(tile: Int8Tile, activation: str, x: Tensor, outputs: int, *, has_bias
         24,
     ),
 )
-def test_sizes(tile: Int8Tile, rows: tuple[int, ...], inputs: int, outputs: int, has_bias: bool) -> None:
+def test_sizes(tile: Tile, rows: tuple[int, ...], inputs: int, outputs: int, has_bias: bool) -> None:
     _check(tile, "none", torch.randn(*rows, inputs) * 3 + 1, outputs, has_bias=has_bias)
 
 
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize("activation", sorted(ACTIVATIONS))
-def test_activations(tile: Int8Tile, activation: str) -> None:
+def test_activations(tile: Tile, activation: str) -> None:
     _check(tile, activation, torch.randn(7, 300), 45, has_bias=True)
 
 
 @pytest.mark.parametrize("tile", TILES)
-def test_sums_of_the_largest_levels_are_exact(tile: Int8Tile) -> None:
+def test_sums_of_the_largest_levels_are_exact(tile: Tile) -> None:
     x = torch.full((2, 4096), 255.0)
     x[:, 0] = 0  # so that a level is one
     weight = torch.full((3, 4096), 127.0)
@@ -99,7 +99,7 @@ def test_sums_of_the_largest_levels_are_exact(tile: Int8Tile) -> None:
 
 
 @pytest.mark.parametrize("tile", TILES)
-def test_rows_stand_alone_and_say_where_no_number_is(tile: Int8Tile) -> None:
+def test_rows_stand_alone_and_say_where_no_number_is(tile: Tile) -> None:
     x, (levels, scales, sums) = torch.randn(9, 64), _weights(torch.randn(40, 64))
     panels, call = PACK_INT8_PANELS(levels), int8_call(int8_panel_linear("relu"), tile)
 

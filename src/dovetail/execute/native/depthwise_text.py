@@ -9,7 +9,7 @@ that lie outside are left out, which is what zeros around the image would add.
 from __future__ import annotations
 
 from dovetail.execute.native.convolution_text import HEAD, NEXT_ROW, RESULT_ROW, activated
-from dovetail.execute.native.panel_text import ATTRIBUTES, Tile, activations_text, declarations
+from dovetail.execute.native.panel_text import ATTRIBUTES, Tile, activations_text, clamped, declarations, limits, splat
 
 _PIXELS = 8  # of a row of results that share a tap
 
@@ -102,10 +102,8 @@ def _pixel_call(count: int) -> str:
 def _stored(lanes: int, p: int) -> str:
     """A pixel's vector of results within the clamps, written. p: which pixel."""
     v, mask = f"<{lanes} x float>", f"<{lanes} x i1>"
-    return f"""  %under{p} = fcmp olt {v} %u{p}, %low
-  %raised{p} = select {mask} %under{p}, {v} %low, {v} %u{p}
-  %over{p} = fcmp ogt {v} %raised{p}, %high
-  %r{p} = select {mask} %over{p}, {v} %high, {v} %raised{p}
+    within = "\n".join(clamped(f"%u{p}", p, lanes))
+    return f"""{within}
   %oo{p} = mul i64 %channels, {p}
   %oc{p} = add i64 %oo{p}, %c
   %o{p} = getelementptr float, ptr %out, i64 %oc{p}
@@ -117,7 +115,10 @@ def _pixels_text(tile: Tile, count: int) -> str:
     lanes, pixels = tile.lanes, range(count)
     v, mask = f"<{lanes} x float>", f"<{lanes} x i1>"
     numbers = ", ".join(f"i64 {n}" for n in range(lanes))
-    splat = f"poison, <{lanes} x i32> zeroinitializer"
+    bounds, lefts, biased = map(
+        "\n".join,
+        (limits(lanes), splat("%lefts", "i64", "%left", lanes), splat("%some", "i1", "%has_bias", lanes)),
+    )
     sums = "\n".join(f"  %s{p} = phi {v} [%begin, %vector], [%u{p}, %next_line]" for p in pixels)
     inner = "\n".join(f"  %t{p} = phi {v} [%s{p}, %tap_line], [%u{p}, %tap]" for p in pixels)
     work = "\n".join(
@@ -132,20 +133,15 @@ def _pixels_text(tile: Tile, count: int) -> str:
 define internal void @NAME_pixels{count}(ptr %x, i64 %step, i64 %line_size, i64 %channels, ptr %taps, i64 %taps_line,
     ptr %bias, i1 %has_bias, ptr %out, i64 %tall, i64 %broad, float %least, float %most) noinline {ATTRIBUTES} {{
 entry:
-  %low_one = insertelement {v} poison, float %least, i64 0
-  %low = shufflevector {v} %low_one, {v} {splat}
-  %high_one = insertelement {v} poison, float %most, i64 0
-  %high = shufflevector {v} %high_one, {v} {splat}
+{bounds}
   br label %vector
 vector:
   %c = phi i64 [0, %entry], [%c_next, %done]
   %left = sub i64 %channels, %c
-  %left_one = insertelement <{lanes} x i64> poison, i64 %left, i64 0
-  %lefts = shufflevector <{lanes} x i64> %left_one, <{lanes} x i64> {splat}
+{lefts}
   %mask = icmp slt <{lanes} x i64> <{numbers}>, %lefts
   %bp = getelementptr float, ptr %bias, i64 %c
-  %some_one = insertelement {mask} poison, i1 %has_bias, i64 0
-  %some = shufflevector {mask} %some_one, {mask} {splat}
+{biased}
   %both = and {mask} %mask, %some
   %begin = call {v} @llvm.masked.load.v{lanes}f32.p0(ptr %bp, i32 4, {mask} %both, {v} zeroinitializer)
   %x_c = getelementptr float, ptr %x, i64 %c

@@ -16,8 +16,9 @@ import torch
 
 from dovetail.execute.native.claim_base import OwnKernelBase
 from dovetail.execute.native.driver import THREADED
-from dovetail.execute.native.int8_text import NARROW, WIDE, Int8Tile, int8_function
+from dovetail.execute.native.int8_text import int8_function
 from dovetail.execute.native.machine import driver, has_dot_products, unavailable
+from dovetail.execute.native.panel_text import NARROW, WIDE, Tile
 from dovetail.execute.native.panels import CLAMPS, Finish, finish_of, items_of, multiplies_panels, usual_tile
 from dovetail.execute.native.round_rows_text import rounding_function
 from dovetail.execute.native.rows import Address, Addresses, ReadyRow, Storages, table_row
@@ -59,7 +60,7 @@ def multiplies_int8_panels() -> bool:
     return not unavailable() and has_dot_products(NARROW.lanes)
 
 
-def usual_int8_tile() -> Int8Tile:
+def usual_int8_tile() -> Tile:
     """The tiles for this processor."""
     return WIDE if has_dot_products(WIDE.lanes) else NARROW
 
@@ -76,7 +77,7 @@ def dtypes_of(target: Prim) -> tuple[torch.dtype, ...]:
     return _DTYPES.get(target, _DTYPES_OF_PRODUCTS)
 
 
-def form_of(target: Prim, shapes: Sequence[Shape | None], tile: Int8Tile | None = None) -> Form | None:
+def form_of(target: Prim, shapes: Sequence[Shape | None], tile: Tile | None = None) -> Form | None:
     """The call of a kernel for operands of these shapes; None where it does not take them. tile: None for this
     processor's.
     """
@@ -111,7 +112,7 @@ def _finish(target: Prim) -> Finish | None:
     return finish_of(target.run.activation)
 
 
-def int8_call(target: Prim, tile: Int8Tile | None = None) -> Callable[..., Any]:
+def int8_call(target: Prim, tile: Tile | None = None) -> Callable[..., Any]:
     """What is called in a primitive's place, by one node; the same results, but for rounding. tile: None for this
     processor's.
     """

@@ -3,19 +3,28 @@
     slots: items, pointers (result, levels, panels, ranges, scales, sums, bias), rows, groups of four inputs, outputs,
     panels, whether there is a bias, the least and the largest result (two `float`), the activation
 
-Items are shares of the work: panels are divided in proportion. A tile's sums stay in registers over all inputs; then a
-result is `step * (scales * sum) + (least * sums + bias)`, each product rounded once, by fused multiply-adds.
+Items are shares of the work: panels are divided in proportion. Tiles are those of `panel_text`, as there are as many
+registers. A tile's sums stay in them over all inputs; then a result is `step * (scales * sum) + (least * sums + bias)`,
+each product rounded once, by fused multiply-adds.
 
 Source: as `panel_text`; Intel's architecture manual, VPDPBUSD: four products of an unsigned and a signed number.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
 from dovetail.execute.native.machine import function_of
-from dovetail.execute.native.panel_text import ATTRIBUTES, Tile, activations_text, declarations
+from dovetail.execute.native.panel_text import (
+    ATTRIBUTES,
+    Tile,
+    activations_text,
+    clamped,
+    declarations,
+    limits,
+    mask_of_columns,
+    splat,
+)
 from dovetail.execute.native.vector_activations import CODES
 from dovetail.ops.int8_panels import GROUP
 from dovetail.ops.panels import WIDTH
@@ -25,48 +34,23 @@ _AHEAD = 32  # lines of a panel that are fetched before they are read
 _NAME = "int8_panels"
 
 
-@dataclass(frozen=True, slots=True)
-class Int8Tile:
-    """lanes: of a vector of `float`. rows: of a tile at most, so that sums and a line of a panel fit in registers."""
-
-    lanes: int
-    rows: int
-
-    @property
-    def vectors(self) -> int:
-        """Of a line of a panel."""
-        return WIDTH // self.lanes
-
-
-WIDE, NARROW = Int8Tile(16, 12), Int8Tile(8, 2)
-"""For AVX512_VNNI, with 32 registers, and for AVX_VNNI, with 16."""
-
-
 @cache
-def int8_function(tile: Int8Tile) -> int:
+def int8_function(tile: Tile) -> int:
     """The address of the function of such rows, in tiles of a size."""
     found = function_of(int8_text(tile), _NAME, ())
     assert found is not None, "it calls nothing"
     return found
 
 
-def int8_text(tile: Int8Tile) -> str:
+def int8_text(tile: Tile) -> str:
     """The module, for tiles of a size."""
-    floats, whole, bits = Tile(tile.lanes, tile.rows), f"<{tile.lanes} x i32>", 32 * tile.lanes
+    whole, bits = f"<{tile.lanes} x i32>", 32 * tile.lanes
     declared = f"declare {whole} @llvm.x86.avx512.vpdpbusd.{bits}({whole}, {whole}, {whole})\n"
     tiles = "\n".join(_tile(tile, rows) for rows in range(1, tile.rows + 1))
-    return declarations(floats) + declared + tiles + activations_text(floats, _NAME) + _all_tiles(tile)
+    return declarations(tile) + declared + tiles + activations_text(tile, _NAME) + _all_tiles(tile)
 
 
-def _splat(name: str, kind: str, number: str, lanes: int) -> list[str]:
-    vector = f"<{lanes} x {kind}>"
-    return [
-        f"{name}_one = insertelement {vector} poison, {kind} {number}, i64 0",
-        f"{name} = shufflevector {vector} {name}_one, {vector} poison, <{lanes} x i32> zeroinitializer",
-    ]
-
-
-def _tile(tile: Int8Tile, rows: int) -> str:
+def _tile(tile: Tile, rows: int) -> str:
     """A function: some rows by a panel."""
     lanes, whole = tile.lanes, f"<{tile.lanes} x i32>"
     product = f"call {whole} @llvm.x86.avx512.vpdpbusd.{32 * lanes}"
@@ -90,7 +74,7 @@ def _tile(tile: Int8Tile, rows: int) -> str:
     for i in range(rows):
         out.append(f"%xp{i} = getelementptr i32, ptr %x{i}, i64 %n")
         out.append(f"%s{i} = load i32, ptr %xp{i}, align 1")
-        out += _splat(f"%v{i}", "i32", f"%s{i}", lanes)
+        out += splat(f"%v{i}", "i32", f"%s{i}", lanes)
         for j in range(tile.vectors):
             out.append(f"%d{i}_{j} = {product}({whole} %c{i}_{j}, {whole} %v{i}, {whole} %w{j})")
     out += [f"%line_next = getelementptr i32, ptr %line, i64 {WIDTH}", "%n_next = add i64 %n, 1"]
@@ -98,22 +82,19 @@ def _tile(tile: Int8Tile, rows: int) -> str:
     return "\n".join([head, *out, *_stored(tile, rows), "ret void", "}"])
 
 
-def _stored(tile: Int8Tile, rows: int) -> list[str]:
+def _stored(tile: Tile, rows: int) -> list[str]:
     """Sums are scaled, clamped, and written, as many columns as there are."""
     lanes, v, mask = tile.lanes, f"<{tile.lanes} x float>", f"<{tile.lanes} x i1>"
-    numbers, out = ", ".join(f"i64 {n}" for n in range(lanes)), list[str]()
-    out += [*_splat("%low", "float", "%least", lanes), *_splat("%high", "float", "%most", lanes)]
-    out += _splat("%biased", "i1", "%has_bias", lanes)
+    out = list[str]()
+    out += [*limits(lanes), *splat("%biased", "i1", "%has_bias", lanes)]
     for i in range(rows):
         out.append(f"%rp{i} = getelementptr float, ptr %ranges, i64 {2 * i}")
         out.append(f"%rq{i} = getelementptr float, ptr %ranges, i64 {2 * i + 1}")
         out += [f"%step_of{i} = load float, ptr %rp{i}, align 4", f"%least_of{i} = load float, ptr %rq{i}, align 4"]
-        out += [*_splat(f"%step{i}", "float", f"%step_of{i}", lanes)]
-        out += [*_splat(f"%first{i}", "float", f"%least_of{i}", lanes)]
+        out += [*splat(f"%step{i}", "float", f"%step_of{i}", lanes)]
+        out += [*splat(f"%first{i}", "float", f"%least_of{i}", lanes)]
     for j in range(tile.vectors):
-        out.append(f"%left{j} = sub i64 %columns, {j * lanes}")
-        out += _splat(f"%lefts{j}", "i64", f"%left{j}", lanes)
-        out.append(f"%mask{j} = icmp slt <{lanes} x i64> <{numbers}>, %lefts{j}")
+        out += mask_of_columns(j, lanes)
         out.append(f"%both{j} = and {mask} %mask{j}, %biased")
         for name, chosen in (("scales", "mask"), ("sums", "mask"), ("bias", "both")):
             out.append(f"%p_{name}{j} = getelementptr float, ptr %{name}, i64 {j * lanes}")
@@ -126,10 +107,7 @@ def _stored(tile: Int8Tile, rows: int) -> list[str]:
             fma = f"call {v} @llvm.fma.v{lanes}f32"
             out.append(f"%rest{at} = {fma}({v} %first{i}, {v} %sums{j}, {v} %bias{j})")
             out.append(f"%t{at} = {fma}({v} %g{at}, {v} %step{i}, {v} %rest{at})")
-            out.append(f"%under{at} = fcmp olt {v} %t{at}, %low")
-            out.append(f"%raised{at} = select {mask} %under{at}, {v} %low, {v} %t{at}")
-            out.append(f"%over{at} = fcmp ogt {v} %raised{at}, %high")
-            out.append(f"%r{at} = select {mask} %over{at}, {v} %high, {v} %raised{at}")
+            out += clamped(f"%t{at}", at, lanes)
             out.append(f"%oo{at} = mul i64 %outputs, {i}")
             out.append(f"%oc{at} = add i64 %oo{at}, {j * lanes}")
             out.append(f"%o{at} = getelementptr float, ptr %out, i64 %oc{at}")
@@ -137,7 +115,7 @@ def _stored(tile: Int8Tile, rows: int) -> list[str]:
     return out
 
 
-def _all_tiles(tile: Int8Tile) -> str:
+def _all_tiles(tile: Tile) -> str:
     """The function of a row: chunks of rows, panels, tiles, in this order."""
     arguments = (
         "ptr %xq, i64 %groups, ptr %wp, ptr %rq, ptr %sp, ptr %np, ptr %bp, ptr %oq, i64 %outputs, i64 %columns,"

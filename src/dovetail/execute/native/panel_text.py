@@ -104,15 +104,43 @@ declare i64 @llvm.smin.i64(i64, i64)
 """
 
 
+def splat(name: str, kind: str, number: str, lanes: int) -> list[str]:
+    """A vector of one number, so many times, as `name`. kind: of the number."""
+    vector = f"<{lanes} x {kind}>"
+    return [
+        f"{name}_one = insertelement {vector} poison, {kind} {number}, i64 0",
+        f"{name} = shufflevector {vector} {name}_one, {vector} poison, <{lanes} x i32> zeroinitializer",
+    ]
+
+
+def limits(lanes: int) -> list[str]:
+    """Vectors of the least and of the largest result, `%low` and `%high`."""
+    return [*splat("%low", "float", "%least", lanes), *splat("%high", "float", "%most", lanes)]
+
+
+def clamped(number: str, at: object, lanes: int) -> list[str]:
+    """A vector within these, as `%r` and where it is; NaN stays NaN."""
+    v, mask = f"<{lanes} x float>", f"<{lanes} x i1>"
+    return [
+        f"%under{at} = fcmp olt {v} {number}, %low",
+        f"%raised{at} = select {mask} %under{at}, {v} %low, {v} {number}",
+        f"%over{at} = fcmp ogt {v} %raised{at}, %high",
+        f"%r{at} = select {mask} %over{at}, {v} %high, {v} %raised{at}",
+    ]
+
+
+def mask_of_columns(vector: int, lanes: int) -> list[str]:
+    """Which of a panel's columns there are in one of its vectors, as `%mask` and its number."""
+    numbers = ", ".join(f"i64 {n}" for n in range(lanes))
+    return [
+        f"%left{vector} = sub i64 %columns, {vector * lanes}",
+        *splat(f"%lefts{vector}", "i64", f"%left{vector}", lanes),
+        f"%mask{vector} = icmp slt <{lanes} x i64> <{numbers}>, %lefts{vector}",
+    ]
+
+
 def _vector(tile: Tile) -> str:
     return f"<{tile.lanes} x float>"
-
-
-def _splat(out: list[str], name: str, kind: str, number: str, lanes: int) -> None:
-    """A vector of one number."""
-    vector = f"<{lanes} x {kind}>"
-    out.append(f"{name}_one = insertelement {vector} poison, {kind} {number}, i64 0")
-    out.append(f"{name} = shufflevector {vector} {name}_one, {vector} poison, <{lanes} x i32> zeroinitializer")
 
 
 def _tile(tile: Tile, rows: int, name: str, vectors: range) -> str:
@@ -139,7 +167,7 @@ def _tile(tile: Tile, rows: int, name: str, vectors: range) -> str:
     for i in range(rows):
         out.append(f"%xp{i} = getelementptr float, ptr %x{i}, i64 %n")
         out.append(f"%s{i} = load float, ptr %xp{i}, align 4")
-        _splat(out, f"%v{i}", "float", f"%s{i}", lanes)
+        out += splat(f"%v{i}", "float", f"%s{i}", lanes)
         for j in vectors:
             out.append(f"%d{i}_{j} = call {v} @llvm.fma.v{lanes}f32({v} %v{i}, {v} %w{j}, {v} %c{i}_{j})")
     out += [f"%line_next = getelementptr float, ptr %line, i64 {WIDTH}", "%n_next = add i64 %n, 1"]
@@ -151,13 +179,9 @@ def _stored(tile: Tile, rows: int, vectors: range) -> list[str]:
     """Sums are added to what they start from, clamped, and written, as many columns as there are."""
     v, lanes, out = _vector(tile), tile.lanes, list[str]()
     mask = f"<{lanes} x i1>"
-    numbers = ", ".join(f"i64 {n}" for n in range(lanes))
-    _splat(out, "%low", "float", "%least", lanes)
-    _splat(out, "%high", "float", "%most", lanes)
+    out += limits(lanes)
     for j in vectors:
-        out.append(f"%left{j} = sub i64 %columns, {j * lanes}")
-        _splat(out, f"%lefts{j}", "i64", f"%left{j}", lanes)
-        out.append(f"%mask{j} = icmp slt <{lanes} x i64> <{numbers}>, %lefts{j}")
+        out += mask_of_columns(j, lanes)
     for i in range(rows):
         out.append(f"%oo{i} = mul i64 %out_down, {i}")
         out.append(f"%so{i} = mul i64 %start_down, {i}")
@@ -170,10 +194,7 @@ def _stored(tile: Tile, rows: int, vectors: range) -> list[str]:
             arguments = f"ptr %st{at}, i32 4, {mask} %mask{j}, {v} zeroinitializer"
             out.append(f"%b{at} = call {v} @llvm.masked.load.v{lanes}f32.p0({arguments})")
             out.append(f"%t{at} = fadd {v} %b{at}, %d{at}")
-            out.append(f"%under{at} = fcmp olt {v} %t{at}, %low")
-            out.append(f"%raised{at} = select {mask} %under{at}, {v} %low, {v} %t{at}")
-            out.append(f"%over{at} = fcmp ogt {v} %raised{at}, %high")
-            out.append(f"%r{at} = select {mask} %over{at}, {v} %high, {v} %raised{at}")
+            out += clamped(f"%t{at}", at, lanes)
             out.append(f"call void @llvm.masked.store.v{lanes}f32.p0({v} %r{at}, ptr %o{at}, i32 4, {mask} %mask{j})")
     return out
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from functools import cache
 
 from dovetail.execute.native.machine import function_of
-from dovetail.execute.native.panel_text import ATTRIBUTES
+from dovetail.execute.native.panel_text import ATTRIBUTES, splat
 
 _LEVELS, _SMALLEST = "0x406FE00000000000", "0x39B4484C00000000"  # 255; 1e-30 as `float` rounds it
 
@@ -77,16 +77,15 @@ leave:
 
 
 def _mask(lanes: int, numbers: str) -> str:
+    lefts = "\n".join(splat("%lefts", "i64", "%left", lanes))
     return f"""  %left = sub i64 %columns, %j
-  %left_one = insertelement <{lanes} x i64> poison, i64 %left, i64 0
-  %lefts = shufflevector <{lanes} x i64> %left_one, <{lanes} x i64> poison, <{lanes} x i32> zeroinitializer
+{lefts}
   %mask = icmp slt <{lanes} x i64> <{numbers}>, %lefts
   %x_at = getelementptr float, ptr %x_row, i64 %j"""
 
 
-def _splat(name: str, number: str, lanes: int) -> str:
-    return f"""  %{name}_one = insertelement <{lanes} x float> poison, float {number}, i64 0
-  %{name} = shufflevector <{lanes} x float> %{name}_one, <{lanes} x float> poison, <{lanes} x i32> zeroinitializer"""
+def _filled(name: str, number: str, lanes: int) -> str:
+    return "\n".join(splat(f"%{name}", "float", number, lanes))
 
 
 def _ranges_text(lanes: int) -> str:
@@ -98,7 +97,7 @@ declare {v} @llvm.maximum.v{lanes}f32({v}, {v})
 declare float @llvm.minimum.f32(float, float)
 declare float @llvm.maximum.f32(float, float)
 """
-    start = f"  %x_first = load float, ptr %x_row, align 4\n{_splat('begin', '%x_first', lanes)}"
+    start = f"  %x_first = load float, ptr %x_row, align 4\n{_filled('begin', '%x_first', lanes)}"
     part = f"""  %lo = phi {v} [%begin, %each], [%lo_next, %part]
   %hi = phi {v} [%begin, %each], [%hi_next, %part]
 MASK
@@ -135,8 +134,8 @@ declare void @llvm.masked.store.v{lanes}i8.p0(<{lanes} x i8>, ptr, i32, {mask})
   %step = load float, ptr %step_at, align 4
   %least = load float, ptr %least_at, align 4
   %factor_of = fdiv float 1.0, %step
-{_splat("factor", "%factor_of", lanes)}
-{_splat("low", "%least", lanes)}"""
+{_filled("factor", "%factor_of", lanes)}
+{_filled("low", "%least", lanes)}"""
     part = f"""MASK
   %given = call {v} @llvm.masked.load.v{lanes}f32.p0(ptr %x_at, i32 4, {mask} %mask, {v} %low)
   %shifted = fsub {v} %given, %low
