@@ -9,7 +9,7 @@ import torch
 
 from dovetail.ops import packing, prims
 from dovetail.ops.facts import facts_of
-from dovetail.ops.int8_panels import PACK_INT8_PANELS, int8_panel_linear, plain_levels
+from dovetail.ops.quantized import PACK_INT8_PANELS, int8_panel_linear, plain_levels
 from dovetail.torch_compat.fakes import new_fake_mode
 from dovetail.torch_compat.onednn_low_precision import multiplies_int8
 

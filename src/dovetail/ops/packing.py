@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 
 from dovetail.ir.prim import Prim
-from dovetail.ops.int8_panels import PACK_INT8_PANELS, Int8PanelLinear
 from dovetail.ops.packed import PACK_CONV, PACK_LINEAR, PackedConv, PackedLinear
 from dovetail.ops.panel_convolutions import PACK_TAPS, PanelConv, plain_kernel
 from dovetail.ops.panels import PACK_PANELS, PanelLinear, plain_weight
-from dovetail.ops.quantized import PACK_INT8, QUANTIZE_ROWS, ROW_RANGES, Int8Linear
+from dovetail.ops.quantized import PACK_INT8, PACK_INT8_PANELS, QUANTIZE_ROWS, ROW_RANGES, Int8Linear, Int8PanelLinear
 
 _MATRIX = 2
 _PACKING = (PACK_LINEAR, PACK_CONV, PACK_INT8, PACK_PANELS, PACK_TAPS, PACK_INT8_PANELS)

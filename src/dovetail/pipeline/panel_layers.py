@@ -18,11 +18,10 @@ from dovetail.analysis.reads import readers_of
 from dovetail.ir.draft import Draft
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Program, Value, values_in
-from dovetail.ops.int8_panels import GROUP, PACK_INT8_PANELS, int8_panel_linear, int8_panels_shape
 from dovetail.ops.packed import PACK_CONV, PACK_LINEAR, PackedConv, packed_linear
 from dovetail.ops.panel_convolutions import PACK_TAPS, panel_conv, taps_shape
 from dovetail.ops.panels import PACK_PANELS, WIDTH, PanelLinear
-from dovetail.ops.quantized import PACK_INT8, Int8Linear
+from dovetail.ops.quantized import GROUP, PACK_INT8, PACK_INT8_PANELS, Int8Linear, int8_panel_linear, int8_panels_shape
 
 # Multiplications for an image, measured on one thread with AVX-512 beside oneDNN.
 _SMALL, _SMALL_OF_PIXELS, _SMALL_BY_CHANNEL = 1 << 20, 6 << 20, 1 << 23

@@ -17,8 +17,8 @@ from dovetail.execute.native.machine import has_dot_products, unavailable
 from dovetail.execute.native.panel_text import NARROW, WIDE, Tile
 from dovetail.execute.native.panels import multiplies_panels
 from dovetail.ops import prims
-from dovetail.ops.int8_panels import PACK_INT8_PANELS, int8_panel_linear
 from dovetail.ops.packed import ACTIVATIONS, applied
+from dovetail.ops.quantized import PACK_INT8_PANELS, int8_panel_linear
 from dovetail.torch_compat.onednn_low_precision import multiplies_int8
 from tests.rotation import rotated
 

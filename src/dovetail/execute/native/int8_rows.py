@@ -24,9 +24,8 @@ from dovetail.execute.native.round_rows_text import rounding_function
 from dovetail.execute.native.rows import Address, Addresses, ReadyRow, Storages, table_row
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Operand, Value
-from dovetail.ops.int8_panels import GROUP, Int8PanelLinear, int8_panels_shape
 from dovetail.ops.packed import applied
-from dovetail.ops.quantized import QUANTIZE_ROWS, ROW_RANGES
+from dovetail.ops.quantized import GROUP, QUANTIZE_ROWS, ROW_RANGES, Int8PanelLinear, int8_panels_shape
 from dovetail.torch_compat.fakes import is_fake
 from dovetail.torch_compat.native_symbols import no_mode_watches
 

@@ -26,8 +26,8 @@ from dovetail.execute.native.panel_text import (
     splat,
 )
 from dovetail.execute.native.vector_activations import CODES
-from dovetail.ops.int8_panels import GROUP
 from dovetail.ops.panels import WIDTH
+from dovetail.ops.quantized import GROUP
 
 _CHUNK = 96  # rows whose levels stay in the cache while all panels are read
 _AHEAD = 32  # lines of a panel that are fetched before they are read
