@@ -17,6 +17,7 @@ from dovetail.capture.generator import RecordedGenerator
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.packed_sequences import PackedSequences
 from dovetail.capture.recorder import Recorder
+from dovetail.capture.warned import warnings_noted
 from dovetail.errors import (
     CaptureFailed,
     DataDependentControlFlow,
@@ -78,6 +79,7 @@ def recording_on_fakes(
             PackedSequences(recorder.packed).recorded(),
             forward_replaced(recorder.data_parallel),
             eager_choices(),
+            warnings_noted(),
             around,
             recorder,
             taken_apart,

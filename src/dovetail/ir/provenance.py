@@ -33,6 +33,12 @@ def is_library_file(filename: str) -> bool:
     return filename.startswith(_PYTHON_DIR) and not filename.startswith(_PACKAGE_DIRS)
 
 
+@cache
+def is_own_file(filename: str) -> bool:
+    """Whether a source file belongs to dovetail, or is code that it made."""
+    return filename.startswith((_OWN_DIR, "<dovetail"))
+
+
 def origin_of(node: fx.Node) -> Origin:
     """The user's line and module that an fx node stands for."""
     written = node.meta.get(ORIGIN_KEY)

@@ -274,3 +274,64 @@ def test_what_schedulers_hold_is_put_back() -> None:
     held.put_back()
     assert now() == before
     assert opt.param_groups[0]["lr"] is rate
+
+
+@pytest.mark.parametrize("every_call", [False, True])
+def test_a_message_that_a_library_tells_once_needs_no_program_of_its_own(every_call: bool) -> None:
+    """The optimizer makes its state in the same call."""
+    library = pytest.importorskip("transformers.utils.logging")
+    logger = library.get_logger("transformers.of_a_test")
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            TOLD.append(record.getMessage().rpartition(" ")[0])
+
+    def told_by(compiled: bool) -> tuple[list[Any], int]:
+        training = Training()
+        training.opt = torch.optim.AdamW(training.net.parameters())
+        TOLD.clear()
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            if every_call:
+                tell("begins", x)
+            logger.warning_once(f"first {compiled}")
+            loss = training.train(x)
+            if every_call:
+                tell("loss", loss)
+            logger.warning_once(f"last {compiled}")
+            return loss
+
+        run: Any = dovetail.compile_step(step) if compiled else step
+        losses = [run(torch.full((2, 3), float(n))) for n in range(4)]
+        return [*TOLD, losses, training.net.weight.detach()], len(run.stats.variants) if compiled else 0
+
+    handler = Handler()
+    logger.addHandler(handler)
+    library.warning_once.cache_clear()
+    try:
+        (eager, _), (ours, variants) = told_by(False), told_by(True)
+    finally:
+        logger.removeHandler(handler)
+    assert _same(eager, ours)
+    assert "first" in eager
+    assert variants == 1
+
+
+def test_what_a_first_call_tells_of_its_results_is_told_once() -> None:
+    def told_by(compiled: bool) -> list[Any]:
+        training = Training()
+        training.opt = torch.optim.AdamW(training.net.parameters())
+        TOLD.clear()
+        seen: set[int] = set()
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            loss = training.train(x)
+            if not seen:
+                seen.add(1)
+                tell("the first loss", loss)
+            return loss
+
+        run: Any = dovetail.compile_step(step) if compiled else step
+        return [[run(torch.full((2, 3), float(n))) for n in range(4)], *TOLD]
+
+    assert _same(told_by(False), told_by(True))

@@ -27,7 +27,7 @@ from dovetail.frontends.step.containers import Path
 from dovetail.frontends.step.draws import Draws
 from dovetail.frontends.step.guard import StepCall
 from dovetail.frontends.step.held_arrays import HeldArrays
-from dovetail.frontends.step.host_calls import HostCalls
+from dovetail.frontends.step.host_calls import HostCall, HostCalls
 from dovetail.frontends.step.kept import Trees, slots_of_graphs
 from dovetail.frontends.step.late_numbers import LateNumbers
 from dovetail.frontends.step.left_behind import LeftBehind, kept_if_used, overwritten, refused_change
@@ -105,6 +105,7 @@ class StepCapture:
         self._texts: Texts | None = None
         self.asks_texts = self.stops_at_weights = False
         self.answers: Answers = {}
+        self.told_once: Callable[[HostCall, int], None] = lambda *_: None
         self._draws: Any = None
         self._leaf_names: dict[int, str] = {}
         self._shown = list(call.leaves)
@@ -179,7 +180,7 @@ class StepCapture:
         optimizers = [optimizer for _, optimizer in self._reachable.optimizers]
         schedulers = [scheduler for _, scheduler in self._reachable.schedulers]
         late = self._numbers_before(recording)
-        hosts = HostCalls(recording, schedulers, optimizers, late, is_noting_hooks=calls_hooks)
+        hosts = HostCalls(recording, schedulers, optimizers, late, self.told_once, is_noting_hooks=calls_hooks)
         hosts.look_at = recording.look_at = self._write_only.look_at
         texts = recording.recorder.texts
         texts.formats_at, self._watcher.on_frame = percent_formats, texts.follow

@@ -40,9 +40,10 @@ from dovetail.frontends.step.lifting import Lifting, Numbers
 from dovetail.frontends.step.made_state import MadeState, give_up, take_away
 from dovetail.frontends.step.reachable_state import ReachableState
 from dovetail.frontends.step.recorded import Recorded
-from dovetail.frontends.step.same_recordings import made_beforehand
+from dovetail.frontends.step.same_recordings import once_only
 from dovetail.frontends.step.searches import SearchCalled
 from dovetail.frontends.step.sharded_modules import ShardedModules
+from dovetail.frontends.step.told_once import ToldOnce
 from dovetail.frontends.step.variant import StepVariant, tie
 from dovetail.frontends.variant_cache import VariantCache
 from dovetail.ir.program import Value
@@ -68,11 +69,8 @@ class StepCaptures:
         """Capture nothing yet. falls_back: run in eager mode what cannot be captured."""
         self.given_up: DovetailError | None = None
         self.searching: list[torch.optim.Optimizer] | None = None
-        self._cache = cache
-        self._state = state
-        self._falls_back = falls_back
-        self._lifting, self._eager, self._why_eager = Lifting(), EagerRuns(), ""
-        self._options = options
+        self._cache, self._state, self._falls_back, self._options = cache, state, falls_back, options
+        self._lifting, self._eager, self._why_eager, self._once = Lifting(), EagerRuns(), "", ToldOnce()
         self._missed = self._failed = False
         self._refused: UnsupportedDistributed | None = None
         self._rounds, self._filled, self._made = 0, frozenset[Path](), frozenset[Path]()
@@ -90,6 +88,7 @@ class StepCaptures:
         """Run the step in eager mode, and note the numbers that it reads off tensors, as hints for captures."""
         self._cache.counts.eager_calls += 1
         why, self._why_eager = self._why_eager, ""
+        self._once.make()
         if self._cache.is_full:
             return step(*args, **kwargs)
         try:
@@ -205,13 +204,13 @@ class StepCaptures:
             self._left_to_eager(error, call)
             return None
         self._failed, self._refused = False, None
+        self._once.give_to(variant.runner)
         self._let_go(reachable)
         return variant, variant.guard.expected(call.leaves)
 
     def _left_to_eager(self, error: StateToMake | DovetailError, call: StepCall) -> None:
         """A call runs in eager mode. Raises: DovetailError where that would be no use for later calls."""
-        told = error.error if isinstance(error, StateToMake) else error
-        self._why_eager = in_short(told)
+        self._why_eager = in_short(error.error if isinstance(error, StateToMake) else error)
         is_shown = not self._cache.variants or isinstance(error, DataDependentControlFlow)  # by a call in eager mode
         if isinstance(error, ModuleToPrepare):  # calls in eager mode do so, unless it is the step that undoes it
             if self._refused is not None:
@@ -250,12 +249,13 @@ class StepCaptures:
         later = self._later(made, call) if made.is_of_plain_tensors else None
         if later is not None:
             variant, recorded, found = later
-            alone = made_beforehand(first, recorded, found)
+            once = once_only(first, recorded, found)
             give_up(found.values())
             has_room = self._options.memory_limit is not None or made.is_no_more_than_eager(variant.runner.program)
-            if alone is not None and has_room and not made.turns_flags_early(recorded):
-                now = self._begun(made, made.begun(alone), variant, call)
+            if once is not None and has_room and not made.turns_flags_early(recorded):
+                now = self._begun(made, made.begun(once.nodes), variant, call)
                 if now is not None:
+                    variant.runner.next_calls = once.host_calls
                     return variant, now
         with collection_paused():
             of_this_call = first.tied(self._cache.name, made.options(self._options, is_once=later is not None))
@@ -268,17 +268,16 @@ class StepCaptures:
         self, made: MadeState, tensors: dict[int, torch.Tensor], variant: StepVariant, call: StepCall
     ) -> ReachableState | None:
         """The reachable state with what a step makes, to which a program is tied; None where it does not fit."""
+        is_tied = False
         try:
             self._put = made.before
             made.put(tensors)
             now = self._reachable(call)
-            if tie(variant, now, call.leaves):
-                return now
-        except BaseException:
-            self.did_not_run()
-            raise
-        self.did_not_run()
-        return None
+            is_tied = tie(variant, now, call.leaves)
+        finally:
+            if not is_tied:
+                self.did_not_run()
+        return now if is_tied else None
 
     def _later(self, made: MadeState, call: StepCall) -> tuple[StepVariant, Recorded, dict[Value, torch.Tensor]] | None:
         """A program for calls that find the state, not tied to anything; None where there is none.
@@ -328,7 +327,7 @@ class StepCaptures:
             guarded = (self._lifting.guarded | left_out).slots
             capture = self.capture(call, reachable, lifted, self._options, guarded, self._lifting)
             capture.answers, capture.asks_texts = self._answers, self._lifting.asks_texts
-            capture.stops_at_weights, self._is_shown = not self._is_shown, True
+            capture.told_once, capture.stops_at_weights, self._is_shown = self._once.note, not self._is_shown, True
             hints, hooks = self._eager.hints, self._lifting.calls_hooks
             try:
                 with interrupts_wait():

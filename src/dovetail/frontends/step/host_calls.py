@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from types import FrameType
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ import torch
 from dovetail.capture.drawn_arrays import is_drawn
 from dovetail.capture.step_recording import StepRecording
 from dovetail.capture.step_text_results import text_result
+from dovetail.capture.warned import warnings_noted
 from dovetail.errors import StateChangedOtherwise, UnsupportedStep
 from dovetail.frontends.step.kept import Handed, NotMadeAgain, Tree, Trees, grown
 from dovetail.frontends.step.late_numbers import LateNumbers
@@ -34,6 +36,7 @@ from dovetail.frontends.structure import Structure, flatten, unflatten
 from dovetail.ir.calling import FromConstant, FromLeft, WithLook
 from dovetail.ir.program import Origin, Value
 from dovetail.reach.frames import unnoted
+from dovetail.reach.remembered import callers, is_remembered
 from dovetail.reach.values import HOST_CALL
 from dovetail.torch_compat.modules import noticed_conversions
 from dovetail.torch_compat.optimizers import (
@@ -76,7 +79,7 @@ class HostCall:
     arguments: how each of them is made of the values that the program leaves, flat. position: how many nodes had been
     recorded. scheduler: what is stepped, if it is one. is_hook: whether it may look at the state. before: whether it is
     made before the program. is_due: whether the scheduler's optimizer had stepped by then. is_users: whether the user
-    has marked the function.
+    has marked the function. is_once: whether only the first run makes it, see `told_once`.
     """
 
     function: Callable[..., Any]
@@ -89,10 +92,17 @@ class HostCall:
     before: bool = False
     is_due: bool = False
     is_users: bool = False
+    is_once: bool = False
 
     def __str__(self) -> str:
         name = getattr(self.function, "__qualname__", type(self.function).__name__)
         return f"{name} at {self.origin}" + (" (before the program)" if self.before else "")
+
+    @property
+    def needs_nothing(self) -> bool:
+        """Whether it is made after a program, is given nothing that this leaves, and looks at nothing of it."""
+        looks = self.before or self.is_hook or self.scheduler is not None or isinstance(self.function, Put)
+        return not looks and all(isinstance(argument, FromConstant) for argument in self.arguments)
 
     def make(self, run: Handed) -> None:
         """Call. run: what the program has left."""
@@ -114,16 +124,20 @@ class HostCalls:
         schedulers: Sequence[Any],
         optimizers: Sequence[torch.optim.Optimizer],
         late: LateNumbers,
+        told_once: Callable[[HostCall, int], None],
         *,
         is_noting_hooks: bool = False,
     ) -> None:
-        """late: numbers that schedulers change. look_at, to be set: gets arguments of calls.
+        """late: numbers that schedulers change. look_at, to be set: gets arguments of calls. told_once: gets calls that
+        no other recording notes, and how many came before that all do.
 
         is_noting_hooks: hooks of optimizers are host calls; else they are recorded like the rest of the step."""
         self.calls: list[HostCall] = []
         self.calls_search = False
         self.look_at: Callable[[Sequence[Any]], None] = lambda _: None
         self._late = late
+        self._told_once = told_once
+        self._outside = frozenset[FrameType]()
         self._optimizers = optimizers
         self._is_noting_hooks = is_noting_hooks
         self._thread = threading.get_ident()
@@ -150,10 +164,13 @@ class HostCalls:
             stack.enter_context(replaced_builtin("print", self._print(builtins.print, sys.stdout)))
             stack.enter_context(replaced_handling(self._log))
             stack.enter_context(trackers_replaced(self.note))
+            stack.enter_context(warnings_noted(lambda warned, message: self.note(warned, (message,), {})))
             _ACTIVE.append(self)
+            self._outside = frozenset(callers(sys._getframe()))
             try:
                 yield
             finally:
+                self._outside = frozenset()
                 _ACTIVE.pop()
 
     def note(
@@ -166,7 +183,11 @@ class HostCalls:
         recorder.texts.given_to_host()
         position, here = len(recorder.nodes), self._recording.origins.here()
         is_due = scheduler is not None and has_stepped(scheduler.optimizer)
-        self.calls.append(HostCall(function, arguments, structure, position, here, scheduler, is_hook, is_due=is_due))
+        call = HostCall(function, arguments, structure, position, here, scheduler, is_hook, is_due=is_due)
+        if call.needs_nothing and is_remembered(sys._getframe(1), self._outside):
+            call = replace(call, is_once=True)
+            self._told_once(call, sum(not other.is_once for other in self.calls))
+        self.calls.append(call)
 
     def note_users(self, function: Callable[..., Any], args: Any, kwargs: Any) -> None:
         """A call of a function that the user has marked was to be made."""

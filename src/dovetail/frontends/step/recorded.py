@@ -116,7 +116,7 @@ class Recorded:
             constants=list(programs.constants),
             numbers=sources_of_numbers(programs.numbers, self.slots, leaf_of, self.draws.taken),
             writes=[(number_slot.path, which) for number_slot, which in self.writes],
-            host_calls=self.host_calls,
+            host_calls=tuple(call for call in self.host_calls if not call.is_once),
             result_structure=self.structure,
             count=self.count,
             bound=[*self.bound, *((made.path, made.tree) for made in self.made)],
@@ -125,6 +125,7 @@ class Recorded:
             draws=self.draws.made,
             drawn=self.draws.tensors.among(programs.constants),
             left_modes=recording.left_modes,
+            next_calls=self.host_calls,
         )
         kinds.learn(tensors)
         guard.bindings = bindings_to(self.reachable, guard, runner)

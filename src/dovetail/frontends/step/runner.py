@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from dovetail.capture.warned import Warned
 from dovetail.errors import GuardMiss, OffloadFailed, OffloadUnavailable
 from dovetail.execute.step import CompiledStepProgram, NothingWritten
 from dovetail.frontends.step.containers import Path
@@ -18,6 +19,7 @@ from dovetail.frontends.step.kept import Handed, Tree, grown, refill
 from dovetail.frontends.step.schedulers import SchedulerState
 from dovetail.frontends.step.write_only import Put
 from dovetail.frontends.structure import Structure, unflatten
+from dovetail.ir.calling import FromConstant
 from dovetail.reach.levels import picker
 from dovetail.torch_compat.modes import set_switches
 
@@ -30,7 +32,8 @@ class StepRunner:
     leaves of the arguments or slots. writes: slots, and which value that the step leaves is put there. bound: slots,
     and how what is put there is made. filled: containers, and how what they hold is made. write_only: containers that
     the step only puts things into. draws: what is made before each run, of random numbers outside torch. drawn:
-    constants that are made so, by their place. left_modes: of torch, that each run leaves so.
+    constants that are made so, by their place. left_modes: of torch, that each run leaves so. next_calls: what the next
+    run calls, and no other, in place of host_calls: those and others that depend on nothing.
     """
 
     program: CompiledStepProgram
@@ -47,12 +50,15 @@ class StepRunner:
     draws: list[Draw] = field(default_factory=list)
     drawn: dict[int, int] = field(default_factory=dict)
     left_modes: dict[str, Any] = field(default_factory=dict)
+    next_calls: tuple[HostCall, ...] | None = None
     _pick: Callable[[Sequence[Any]], Sequence[Any]] = field(init=False)
     _leaves_more: bool = field(init=False)
+    _warns: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self._pick = picker(self.takes)
         self._leaves_more = bool(self.writes or self.bound or self.filled or self.host_calls)
+        self._warns = any(isinstance(call.function, Warned) for call in (*self.host_calls, *(self.next_calls or ())))
 
     def run(self, tensors: Sequence[torch.Tensor], leaves: Sequence[Any], bindings: Bindings) -> Any:
         """Run the step. tensors: as the guard gave them.
@@ -60,6 +66,8 @@ class StepRunner:
         Raises: GuardMiss, NothingWritten, OffloadFailed, OffloadUnavailable when all is as before; StepInterrupted, or
         what a host call raises.
         """
+        if self._warns and any(map(_may_be_raised, self.host_calls if self.next_calls is None else self.next_calls)):
+            raise NothingWritten  # where eager mode does
         before = [call.scheduler for call in self.host_calls if call.before]
         held = SchedulerState(before) if before else None
         drawn, read = Drawn(), self._step_schedulers(leaves, bindings) if before else {}
@@ -74,7 +82,7 @@ class StepRunner:
             if held is not None:
                 held.put_back()
             raise
-        if self._leaves_more:
+        if self._leaves_more or self.next_calls is not None:
             known = len(self.program.plan.outputs)
             self._leave(Handed(handed[:known], handed[known:]), bindings)
         if self.left_modes:
@@ -127,8 +135,17 @@ class StepRunner:
             bind(grown(tree, run))
         for container, (_, tree) in zip(bindings.filled, self.filled, strict=True):
             refill(container, grown(tree, run))
-        for call in self.host_calls:
+        calls, self.next_calls = self.host_calls if self.next_calls is None else self.next_calls, None
+        for call in calls:
             if isinstance(call.function, Put):
                 call.function(bindings.containers[call.function.at], run)
             elif not call.before:
                 call.make(run)
+
+
+def _may_be_raised(call: HostCall) -> bool:
+    """Whether a call is a warning that filters make an error."""
+    if not isinstance(call.function, Warned):
+        return False
+    (text,) = call.arguments
+    return call.function.may_be_raised(text.value if isinstance(text, FromConstant) else None)

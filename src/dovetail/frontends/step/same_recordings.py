@@ -11,7 +11,7 @@ what they make, does what the first call does in eager mode.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from functools import partial
 from operator import methodcaller
@@ -111,8 +111,19 @@ class _Pairs:
         return self._later.get(one) is other
 
 
-def made_beforehand(first: Recorded, later: Recorded, found: Mapping[Value, torch.Tensor]) -> list[Node] | None:
-    """The operators that make what the second recording finds there; None where the two do not do the same.
+@dataclass(frozen=True, slots=True)
+class OnceOnly:
+    """What a first call does and later ones do not.
+
+    nodes: operators that run before the program. host_calls: all calls of the first one, in order.
+    """
+
+    nodes: list[Node]
+    host_calls: tuple[HostCall, ...]
+
+
+def once_only(first: Recorded, later: Recorded, found: Mapping[Value, torch.Tensor]) -> OnceOnly | None:
+    """What only the first of two recordings does; None where a program of the other one cannot do for both.
 
     found: by the value that the first one makes, the tensor that the second one has in its place.
     """
@@ -133,7 +144,10 @@ def made_beforehand(first: Recorded, later: Recorded, found: Mapping[Value, torc
         else:
             return None
     is_made = all(value in made.values for value in found)
-    return alone if at == len(others) and is_made and _leave_the_same(pairs, first, later) else None
+    if at < len(others) or not is_made or not _leave_the_same(pairs, first, later):
+        return None
+    calls = _calls_of_first(pairs, first.host_calls, later.host_calls)
+    return None if calls is None else OnceOnly(alone, calls)
 
 
 class _MadeAlone:
@@ -231,17 +245,28 @@ def _leave_the_same(pairs: _Pairs, first: Recorded, later: Recorded) -> bool:
 
 def _put_the_same(pairs: _Pairs, first: Recorded, later: Recorded) -> bool:
     written = [[(slot.path, which) for slot, which in x.writes] for x in (first, later)]
-    calls = [
-        [(str(c), c.arguments, _put_by(c), c.before, c.scheduler, c.is_hook) for c in x.host_calls]
-        for x in (first, later)
-    ]
     return (
-        written[0] == written[1]
-        and pairs.alike(first.bound, later.bound)
-        and pairs.alike(first.filled, later.filled)
-        and pairs.alike(calls[0], calls[1])
-        and [c.structure for c in first.host_calls] == [c.structure for c in later.host_calls]
+        written[0] == written[1] and pairs.alike(first.bound, later.bound) and pairs.alike(first.filled, later.filled)
     )
+
+
+def _calls_of_first(pairs: _Pairs, first: Sequence[HostCall], later: Sequence[HostCall]) -> tuple[HostCall, ...] | None:
+    """What a first run calls after the program of later ones; None where it would call something otherwise."""
+    calls, at = list[HostCall](), 0
+    for call in first:
+        if at < len(later) and _is_same_call(pairs, call, later[at]):
+            calls.append(later[at])
+            at += 1
+        elif call.needs_nothing:
+            calls.append(call)
+        else:
+            return None
+    return tuple(calls) if at == len(later) else None
+
+
+def _is_same_call(pairs: _Pairs, one: HostCall, other: HostCall) -> bool:
+    said = [(str(c), c.arguments, _put_by(c), c.before, c.scheduler, c.is_hook) for c in (one, other)]
+    return pairs.alike(said[0], said[1]) and one.structure == other.structure
 
 
 def _with_inputs(rule: Any, place_of: Callable[[int], int]) -> Any:
