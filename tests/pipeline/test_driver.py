@@ -210,6 +210,7 @@ def test_passes_whose_results_differ_by_rounding_say_so() -> None:
         "chunk_rows",
         "transpose_weights",
         "panels",
+        "recurrent_panels",
     }
     fewer_bits = {name for name, spec in specs.items() if spec.tier == "precision"}
     assert fewer_bits == {"quantize", "narrow"}

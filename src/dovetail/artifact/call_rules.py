@@ -37,6 +37,7 @@ from dovetail.ops.quantized import (
     WEIGHT_SUMS,
     Int8Linear,
 )
+from dovetail.ops.recurrent_layers import RecurrentLayer
 from dovetail.ops.transfers import FETCH, FETCHED, SPILL, SPILLED
 from dovetail.torch_compat.dispatch import Argument, Overload, schema_of, tags_of
 from dovetail.torch_compat.symbols import number_function_text
@@ -62,6 +63,7 @@ def _arguments(*pairs: str, optional: int = 0) -> tuple[Argument, ...]:
 
 _LINEAR = _arguments("x: Tensor", "weight: Tensor", "bias: Optional[Tensor]", optional=1)
 _PANELS = _arguments("x: Tensor", "weight: Tensor", "outputs: int", "bias: Optional[Tensor]", optional=1)
+_RECURRENT = _arguments("x: Tensor", "weights: List[Tensor]", "biases: List[Tensor]", "states: List[Tensor]")
 _CONV_SIZES = ("padding: List[int]", "stride: List[int]", "dilation: List[int]", "groups: int")
 _CONV = _arguments(
     "x: Tensor", "weight: Tensor", "bias: Optional[Tensor]", *_CONV_SIZES, "addend: Optional[Tensor]", optional=1
@@ -70,6 +72,13 @@ _INT8 = _arguments(
     *("x: Tensor", "weight: Tensor", "ranges: Tensor", "scales: Tensor", "sums: Tensor", "bias: Optional[Tensor]"),
     optional=1,
 )
+_OF_KINDS: Mapping[type, tuple[Argument, ...]] = {
+    PackedLinear: _LINEAR,
+    PackedConv: _CONV,
+    PanelLinear: _PANELS,
+    Int8Linear: _INT8,
+    RecurrentLayer: _RECURRENT,
+}
 _OF_PRIMS: Mapping[Prim, tuple[Argument, ...]] = {
     prims.GET_RNG_STATE: (),
     prims.SET_RNG_STATE: _arguments("state: Tensor"),
@@ -136,8 +145,7 @@ class Calls:
     def _of_prim(self, prim: Prim) -> tuple[Argument, ...]:
         op = wrapped_operator(prim)
         if op is None:
-            packed = {PackedLinear: _LINEAR, PackedConv: _CONV, PanelLinear: _PANELS, Int8Linear: _INT8}
-            return packed[type(prim.run)] if type(prim.run) in packed else _OF_PRIMS[prim]
+            return _OF_KINDS[type(prim.run)] if type(prim.run) in _OF_KINDS else _OF_PRIMS[prim]
         arguments = schema_of(op).arguments
         if isinstance(prim.run, prims.ViewScatter):
             return (arguments[0], *_arguments("source: Tensor"), *arguments[1:])

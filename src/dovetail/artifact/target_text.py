@@ -26,6 +26,7 @@ from dovetail.ops.facts import is_recurrent_layer, runs_in_grad_mode
 from dovetail.ops.packed import ACTIVATIONS, packed_conv, packed_linear
 from dovetail.ops.panels import panel_linear
 from dovetail.ops.quantized import int8_linear
+from dovetail.ops.recurrent_layers import GATES, recurrent_layer
 from dovetail.torch_compat.dispatch import HigherOrder, Overload, schema_of
 from dovetail.torch_compat.symbols import number_function_text
 
@@ -200,10 +201,12 @@ def _view_scatter(inner: str, allowed: Allowed) -> Prim:
     return prims.view_scatter(op, None if index == "None" else int(index))
 
 
-def _packed(make: Callable[[str], Prim]) -> Callable[[str, Allowed], Prim]:
+def _packed(
+    make: Callable[[str], Prim], kinds: Collection[str] = ACTIVATIONS, what: str = "activation"
+) -> Callable[[str, Allowed], Prim]:
     def made(inner: str, _: Allowed) -> Prim:
-        if inner[1:-1] not in ACTIVATIONS:
-            raise ValueError(f"there is no activation {inner}")
+        if inner[1:-1] not in kinds:
+            raise ValueError(f"there is no {what} {inner}")
         return make(inner[1:-1])
 
     return made
@@ -219,6 +222,7 @@ _MAKERS: Mapping[str, Callable[[str, Allowed], Prim]] = {
     "packed_conv": _packed(packed_conv),
     "panel_linear": _packed(panel_linear),
     "int8_linear": _packed(int8_linear),
+    "recurrent_layer": _packed(recurrent_layer, GATES, "recurrent layer"),
 }
 
 

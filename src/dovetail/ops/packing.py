@@ -9,6 +9,7 @@ from dovetail.ops.packed import PACK_CONV, PACK_LINEAR, PackedConv, PackedLinear
 from dovetail.ops.panel_convolutions import PACK_TAPS, PanelConv, plain_kernel
 from dovetail.ops.panels import PACK_PANELS, PanelLinear, plain_weight
 from dovetail.ops.quantized import PACK_INT8, PACK_INT8_PANELS, QUANTIZE_ROWS, ROW_RANGES, Int8Linear, Int8PanelLinear
+from dovetail.ops.recurrent_layers import RecurrentLayer
 
 _MATRIX = 2
 _PACKING = (PACK_LINEAR, PACK_CONV, PACK_INT8, PACK_PANELS, PACK_TAPS, PACK_INT8_PANELS)
@@ -25,9 +26,9 @@ def unpacks(target: object) -> bool:
 
 
 def takes_packed(target: object) -> bool:
-    """Whether a primitive reads a packed weight, its second operand; or a plain one in its place."""
+    """Whether a primitive reads a packed weight, or several in a list, its second operand; or plain ones instead."""
     return isinstance(target, Prim) and isinstance(
-        target.run, PackedLinear | PackedConv | PanelLinear | PanelConv | Int8Linear | Int8PanelLinear
+        target.run, PackedLinear | PackedConv | PanelLinear | PanelConv | Int8Linear | Int8PanelLinear | RecurrentLayer
     )
 
 
@@ -40,9 +41,16 @@ def unpacked(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
 
 def reads_panels(target: object) -> bool:
     """Whether a primitive reads a weight in panels or taps."""
-    return isinstance(target, Prim) and isinstance(target.run, PanelLinear | PanelConv | Int8PanelLinear)
+    return isinstance(target, Prim) and isinstance(
+        target.run, PanelLinear | PanelConv | Int8PanelLinear | RecurrentLayer
+    )
 
 
 def rounds_rows(target: object) -> bool:
     """Whether a primitive is part of rounding an input to 8-bit integers."""
     return target is ROW_RANGES or target is QUANTIZE_ROWS
+
+
+def runs_steps(target: object) -> bool:
+    """Whether a primitive is a recurrent layer over packed weights, or plain ones."""
+    return isinstance(target, Prim) and isinstance(target.run, RecurrentLayer)

@@ -25,6 +25,7 @@ from dovetail.ops.quantized import (  # noqa: F401, as above
     WEIGHT_SUMS,
     int8_linear,
 )
+from dovetail.ops.recurrent_layers import recurrent_layer  # noqa: F401, as above
 from dovetail.ops.transfers import FETCH, FETCHED, SPILL, SPILLED  # noqa: F401, as above
 from dovetail.torch_compat.autograd import below_autograd
 from dovetail.torch_compat.dispatch import HigherOrder, Overload, schema_of

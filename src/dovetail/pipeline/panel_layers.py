@@ -8,7 +8,7 @@ convolutions read plain weights.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -19,6 +19,7 @@ from dovetail.ir.draft import Draft
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Program, Value, values_in
 from dovetail.ops.packed import PACK_CONV, PACK_LINEAR, PackedConv, packed_linear
+from dovetail.ops.packing import runs_steps
 from dovetail.ops.panel_convolutions import PACK_TAPS, panel_conv, taps_shape
 from dovetail.ops.panels import PACK_PANELS, WIDTH, PanelLinear
 from dovetail.ops.quantized import GROUP, PACK_INT8, PACK_INT8_PANELS, Int8Linear, int8_panel_linear, int8_panels_shape
@@ -76,10 +77,15 @@ def _with_sum(draft: Draft, node: Node) -> Node:
 
 
 def over_packed(program: Program) -> Program:
-    """The program without panels: products over weights packed for oneDNN, and small convolutions over plain ones."""
-    draft = Draft(program)
+    """The program without panels: products over weights packed for oneDNN, small convolutions and recurrent layers over
+    plain ones.
+    """
+    draft, readers = Draft(program), readers_of(program)
     for node in program.nodes:
         run = node.target.run if isinstance(node.target, Prim) else None
+        if node.target is PACK_PANELS and _is_of_steps(readers.get(node.results()[0], ())):
+            draft.substitute(node.results()[0], draft.current(_weight_of(node)))
+            continue
         if node.target is PACK_PANELS:
             (panels,), weight = node.results(), _weight_of(node)
             meta = replace(
@@ -93,6 +99,11 @@ def over_packed(program: Program) -> Program:
             node = replace(node, target=packed_linear(run.activation), args=(x, panels_, *bias))
         draft.take(node)
     return draft.finish()
+
+
+def _is_of_steps(readers: Iterable[Node | None]) -> bool:
+    """Whether a weight is read by recurrent layers, of which torch's kernels take plain weights."""
+    return any(node is not None and runs_steps(node.target) for node in readers)
 
 
 def over_int8_panels(program: Program) -> Program:

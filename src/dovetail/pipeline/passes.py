@@ -56,6 +56,7 @@ _overlap = deferred("dovetail.passes.overlap")
 _panels = deferred("dovetail.passes.panels")
 _prepack = deferred("dovetail.passes.prepack")
 _quantize = deferred("dovetail.passes.quantize")
+_recurrent_panels = deferred("dovetail.passes.recurrent_panels")
 _remove_dropout = deferred("dovetail.passes.remove_dropout")
 _row_blocks = deferred("dovetail.passes.row_blocks")
 _transpose_weights = deferred("dovetail.passes.transpose_weights")
@@ -290,6 +291,13 @@ PASSES: dict[str, PassList] = {
                 _over_constants(_channels_last, "channels_last"),
             ),
             PassSpec("panels", "numerics", _FUNCTIONAL, None, _over_constants(_panels, "panels")),
+            PassSpec(
+                "recurrent_panels",
+                "numerics",
+                _FUNCTIONAL,
+                None,
+                _over_constants(_recurrent_panels, "recurrent_panels"),
+            ),
             PassSpec(
                 "transpose_weights",
                 "numerics",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 import torch
 
 from dovetail.execute.native.rows import Access
-from dovetail.ir.program import Operand, Value
+from dovetail.ir.program import Node, Operand, Value
 
 ELEMENTS = {torch.float32: "float", torch.float64: "double"}
 """Names of element types in LLVM's text."""
@@ -48,9 +49,15 @@ class OwnKernelBase(PlacedBase):
     """A claim on a node whose kernel is dovetail's own, by itself as well. operands: what it reads."""
 
     __slots__ = ()
+    node: Node
     operands: tuple[Operand, ...]
     layout: None
     element: str
+
+    @property
+    def own_bytes(self) -> int:
+        """What it takes for itself while it runs."""
+        return 0
 
     def accesses(self) -> list[Access]:
         """What it touches."""
@@ -72,3 +79,8 @@ class ClaimBase(PlacedBase):
     def element(self) -> str:
         """The type of its elements, as LLVM names it."""
         return ELEMENTS[self.question.dtype]
+
+
+def own_bytes_of(claims: Iterable[object]) -> dict[Node, int]:
+    """What rows take for themselves while a node runs, by node, of kernels that are dovetail's own."""
+    return {claim.node: claim.own_bytes for claim in claims if isinstance(claim, OwnKernelBase)}

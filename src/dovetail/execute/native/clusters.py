@@ -15,8 +15,8 @@ import torch
 from dovetail.analysis.liveness import input_bytes, last_uses, storage_bytes
 from dovetail.execute.native.arrange import OpenRow, rows_of
 from dovetail.execute.native.call_memory import CallMemory, call_memory, with_memory
+from dovetail.execute.native.claim_base import own_bytes_of
 from dovetail.execute.native.computed import computing_rows
-from dovetail.execute.native.convolution_rows import padded_bytes_of
 from dovetail.execute.native.costs import cost_of_call, cost_of_nodes, has_large_loops
 from dovetail.execute.native.driver import THREADED
 from dovetail.execute.native.kernels import kept_apart, scratch_of
@@ -85,7 +85,7 @@ def clusters_of(
 
     tried = {claim.node: claim for run in runs_of(program, claims, may_show) for claim in run.claims}
     known = {node: claim for node, claim in tried.items() if claim.is_proven()}
-    memory = _Memory(program, dying, loose, {**scratch_of(known.values()), **padded_bytes_of(known.values())})
+    memory = _Memory(program, dying, loose, {**scratch_of(known.values()), **own_bytes_of(known.values())})
     memory.likely_unmade = unmade_views(program, known, may_show).addresses
     found = [draft for run in runs_of(program, known, may_show) for draft in memory.drafts(run)]
     kept = {claim.node: claim for draft in found for claim in draft.claims}

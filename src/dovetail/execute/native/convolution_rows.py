@@ -8,7 +8,7 @@ same functions by itself.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,7 +18,7 @@ from dovetail.execute.native.claim_base import OwnKernelBase
 from dovetail.execute.native.convolutions import Plan, convolution_function, planned
 from dovetail.execute.native.panel_rows import is_in_order, known_sizes
 from dovetail.execute.native.panels import Finish, finish_of, multiplies_panels, usual_tile
-from dovetail.execute.native.rows import Address, Addresses, ReadyRow, RowClaim, Storages
+from dovetail.execute.native.rows import Address, Addresses, ReadyRow, Storages
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Operand, TensorMeta, Value
 from dovetail.ops.panel_convolutions import PanelConv, taps_shape
@@ -44,7 +44,7 @@ class ConvolutionClaim(OwnKernelBase):
     element: str = "i8"
 
     @property
-    def padded_bytes(self) -> int:
+    def own_bytes(self) -> int:
         """What the image takes with padding around it."""
         return self.plan.padded * _ITEMSIZE
 
@@ -101,7 +101,7 @@ def convolution_row(claims: Sequence[ConvolutionClaim], _: Storages, addresses: 
     out, x, *weights = (addresses.get(value, Address(value)) for value in values)
     before, after = list[ReadyRow](), list[ReadyRow]()
     if plan.padded:
-        room, take, let_go = around(f"{claim.result.name}_padded", claim.padded_bytes)
+        room, take, let_go = around(f"{claim.result.name}_padded", claim.own_bytes)
         more = struct.pack(f"{len(plan.pads)}q", *plan.pads)
         copy = convolution_function("planes" if claim.is_of_planes else "pad", tile)
         before = [take, ReadyRow(copy, 1, (Address(room), x), more=more)]
@@ -110,8 +110,3 @@ def convolution_row(claims: Sequence[ConvolutionClaim], _: Storages, addresses: 
     pointers = (out, x, *weights)
     function = convolution_function(plan.kind, tile)
     return ReadyRow(function, plan.items, pointers, more=more, before=tuple(before), after=tuple(after))
-
-
-def padded_bytes_of(claims: Iterable[RowClaim]) -> dict[Node, int]:
-    """What images with padding around them take while a node runs, by node."""
-    return {claim.node: claim.padded_bytes for claim in claims if isinstance(claim, ConvolutionClaim)}

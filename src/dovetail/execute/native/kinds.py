@@ -15,6 +15,7 @@ from dovetail.execute.native.kernels import KernelClaim, kernel_claim, kernel_ro
 from dovetail.execute.native.loop_rows import loop_row
 from dovetail.execute.native.panel_rows import PanelClaim, panel_claim, panel_row
 from dovetail.execute.native.products import ProductClaim, product_claim, product_row
+from dovetail.execute.native.recurrent_rows import RecurrentClaim, recurrent_claim, recurrent_row
 from dovetail.execute.native.rows import Addresses, ReadyRow, RowClaim, Storages
 from dovetail.execute.native.sums import SumClaim, sum_claim, sum_row
 from dovetail.ir.program import Node
@@ -41,6 +42,7 @@ KINDS: dict[type, RowKind] = {
     CastClaim: RowKind(cast_claim, cast_row),
     PanelClaim: RowKind(panel_claim, panel_row, alone=2.5),
     Int8Claim: RowKind(int8_claim, int8_row, alone=4.0),
+    RecurrentClaim: RowKind(recurrent_claim, recurrent_row, alone=12.0),
     ConvolutionClaim: RowKind(convolution_claim, convolution_row, alone=4.0),
 }
 """By the type of their claims."""

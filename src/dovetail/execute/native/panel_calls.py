@@ -8,16 +8,18 @@ from typing import Any
 from dovetail.execute.native.convolutions import convolution_call
 from dovetail.execute.native.int8_rows import has_int8_kernel, int8_call
 from dovetail.execute.native.panels import multiplies_panels, panel_call
+from dovetail.execute.native.recurrent_rows import recurrent_call
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node
 from dovetail.ir.text import Names
 from dovetail.ops.panel_convolutions import PanelConv
 from dovetail.ops.panels import PanelLinear
+from dovetail.ops.recurrent_layers import RecurrentLayer
 
 
 def has_kernel(target: object) -> bool:
     """Whether there is a kernel for a primitive, and machine code can be made here."""
-    if isinstance(target, Prim) and isinstance(target.run, PanelLinear | PanelConv):
+    if isinstance(target, Prim) and isinstance(target.run, PanelLinear | PanelConv | RecurrentLayer):
         return multiplies_panels()
     return has_int8_kernel(target)
 
@@ -29,6 +31,8 @@ def call_of(names: Names, node: Node) -> str:
     call: Callable[..., Any]
     if isinstance(run, PanelLinear):
         call = panel_call(run)
+    elif isinstance(run, RecurrentLayer):
+        call = recurrent_call(run)
     else:
         call = convolution_call(run) if isinstance(run, PanelConv) else int8_call(node.target)
     return f"{names.constant(call, node.target.name)}({names.arguments(node)})"

@@ -68,6 +68,42 @@ def tiles_text(tile: Tile, name: str) -> str:
     )
 
 
+def pair_text(tile: Tile, name: str) -> str:
+    """The function of one row by two whole panels at once, `name_pair`: sums of one panel wait for each other."""
+    v, lanes, vectors = _vector(tile), tile.lanes, range(2 * tile.vectors)
+    head = (
+        f"define internal void @{name}_pair(ptr %x, ptr %panel, i64 %apart, ptr %start, ptr %out, i64 %block,"
+        f" float %least, float %most) noinline {ATTRIBUTES} {{"
+    )
+    out = ["entry:", "%other = getelementptr float, ptr %panel, i64 %apart", "br label %sum", "sum:"]
+    out += ["%n = phi i64 [0, %entry], [%n_next, %sum]"]
+    lines = ("panel", "other")
+    out += [f"%line_{each} = phi ptr [%{each}, %entry], [%next_{each}, %sum]" for each in lines]
+    out += [f"%c{j} = phi {v} [zeroinitializer, %entry], [%d{j}, %sum]" for j in vectors]
+    out += ["%xp = getelementptr float, ptr %x, i64 %n", "%s = load float, ptr %xp, align 4"]
+    out += splat("%v", "float", "%s", lanes)
+    for j in vectors:
+        line, at = lines[j // tile.vectors], j % tile.vectors * lanes
+        out.append(f"%wp{j} = getelementptr float, ptr %line_{line}, i64 {at}")
+        out.append(f"%w{j} = load {v}, ptr %wp{j}, align 4")
+        out.append(f"%d{j} = call {v} @llvm.fma.v{lanes}f32({v} %v, {v} %w{j}, {v} %c{j})")
+    for line in lines:
+        out.append(f"%next_{line} = getelementptr float, ptr %line_{line}, i64 {WIDTH}")
+    out += [
+        "%n_next = add i64 %n, 1",
+        "%is_last = icmp eq i64 %n_next, %block",
+        "br i1 %is_last, label %done, label %sum",
+    ]
+    out += ["done:", *limits(lanes)]
+    for j in vectors:
+        out.append(f"%st{j} = getelementptr float, ptr %start, i64 {j * lanes}")
+        out.append(f"%b{j} = load {v}, ptr %st{j}, align 4")
+        out += [f"%t{j} = fadd {v} %b{j}, %d{j}", *clamped(f"%t{j}", j, lanes)]
+        out.append(f"%o{j} = getelementptr float, ptr %out, i64 {j * lanes}")
+        out.append(f"store {v} %r{j}, ptr %o{j}, align 4")
+    return "\n".join([head, *out, "ret void", "}\n"])
+
+
 def tile_calls(tile: Tile, name: str, arguments: str) -> tuple[str, str]:
     """The cases of a switch and the calls of tiles: for whole panels, and for those of which half is filled, which add
     `HALF` to the number of rows.

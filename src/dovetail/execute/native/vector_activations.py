@@ -4,7 +4,7 @@ NaN stays NaN, and infinities become what eager makes of them, but that GELU of 
 torch's kernels make NaN. Errors are like those of torch's kernels: at most 1.1e-6
 for GELU and 1.3e-6 for SiLU where |x| <= 20.
 
-Source: Eigen's rational approximation of the error function; Moshier, Cephes (`expf`).
+Source: Eigen's rational approximations of the error function and of the hyperbolic tangent; Moshier, Cephes (`expf`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-CODES = {"gelu": 1, "gelu_tanh": 2, "silu": 3, "sigmoid": 4, "hardswish": 5, "hardsigmoid": 6}
+CODES = {"gelu": 1, "gelu_tanh": 2, "silu": 3, "sigmoid": 4, "hardswish": 5, "hardsigmoid": 6, "tanh": 7}
 """What a table says for each activation; 0 stands for none."""
 
 _ERF_ABOVE = (
@@ -24,13 +24,19 @@ _ERF_BELOW = (
     *(-7.37332916720468e-03, -1.42647390514189e-02),
 )
 _ERF_END = 4.0  # it is 1 from here on
+_TANH_ABOVE = (
+    *(-2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-08),
+    *(1.48572235717979e-05, 6.37261928875436e-04, 4.89352455891786e-03),
+)
+_TANH_BELOW = (1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03)
+_TANH_END = 7.90531110763549805  # it is nearer to 1 than to any other number from here on
 _EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
 _EXP_RANGE = (-87.3, 89.0)  # to the least normal number, and to infinity
 _LN2, _LN2_REST = 0.693359375, -2.12194440e-4
 _LOG2_E, _SQRT_HALF, _TANH_FACTOR, _TANH_CUBE = 1.44269504088896341, 0.70710678118654752, 1.5957691216057308, 0.044715
 
 
-class _Lines:
+class VectorLines:
     """Instructions over vectors of `float`."""
 
     def __init__(self, lanes: int) -> None:
@@ -89,6 +95,15 @@ class _Lines:
         grown = self.exp(self.set(f"fneg {self.vector} {x}"))
         return self.two("fdiv", above, self.two("fadd", grown, self.number(1.0)))
 
+    def sigmoid(self, x: str) -> str:
+        return self.over_one_plus_exp(self.number(1.0), x)
+
+    def tanh(self, x: str) -> str:
+        x = self.clamped(x, -_TANH_END, _TANH_END)
+        square = self.two("fmul", x, x)
+        above = self.two("fmul", x, self.polynomial(_TANH_ABOVE, square))
+        return self.two("fdiv", above, self.polynomial(_TANH_BELOW, square))
+
     def erf(self, x: str) -> str:
         x = self.clamped(x, -_ERF_END, _ERF_END)
         square = self.two("fmul", x, x)
@@ -102,7 +117,7 @@ def _hexadecimal(number: float) -> str:
     return f"0x{struct.pack('>d', single).hex().upper()}"
 
 
-def _applied(out: _Lines, activation: str, x: str) -> str:
+def _applied(out: VectorLines, activation: str, x: str) -> str:
     if activation == "gelu":
         grown = out.two("fadd", out.erf(out.two("fmul", x, out.number(_SQRT_HALF))), out.number(1.0))
         return out.two("fmul", out.two("fmul", x, out.number(0.5)), grown)
@@ -113,7 +128,9 @@ def _applied(out: _Lines, activation: str, x: str) -> str:
     if activation == "silu":
         return out.over_one_plus_exp(x, x)
     if activation == "sigmoid":
-        return out.over_one_plus_exp(out.number(1.0), x)
+        return out.sigmoid(x)
+    if activation == "tanh":
+        return out.tanh(x)
     part = out.clamped(out.two("fadd", x, out.number(3.0)), 0.0, 6.0)
     above = part if activation == "hardsigmoid" else out.two("fmul", x, part)
     return out.two("fdiv", above, out.number(6.0))
@@ -124,7 +141,7 @@ def activation_text(name: str, activation: str, lanes: int, attributes: str) -> 
 
     The module declares masked loads and stores, and fma, of such vectors.
     """
-    lines = _Lines(lanes)
+    lines = VectorLines(lanes)
     result = _applied(lines, activation, "%x")
     numbers = ", ".join(f"i32 {n}" for n in range(lanes))
     v, mask = lines.vector, f"<{lanes} x i1>"

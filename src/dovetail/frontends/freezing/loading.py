@@ -333,8 +333,9 @@ def _check_packing(program: Program, held: Collection[Value]) -> None:
         if is_packing(node.target) and node.args[0] not in held:
             raise ValueError(f"{node.target} packs what is not a constant")
         operands = list(node.operands())
-        if takes_packed(node.target) and node.args[1] in packed:
-            operands.remove(node.args[1])
+        for value in values_in(node.args[1:2]) if takes_packed(node.target) else ():
+            if value in packed:
+                operands.remove(value)
         if not packed.isdisjoint(operands):
             raise ValueError(f"{node.target} reads a packed weight, which has no plain memory")
     if not packed.isdisjoint(values_in(program.outputs)):
