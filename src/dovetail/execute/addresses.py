@@ -30,6 +30,11 @@ def runs_as_machine_code(executors: Collection[str | Executor]) -> bool:
     return any(each == "native" or getattr(each, "name", "") == "native" for each in executors)
 
 
+def without_machine_code(executors: Collection[str | Executor]) -> tuple[str | Executor, ...]:
+    """The others of a program's executors, which take less time to make ready."""
+    return tuple(each for each in executors if not runs_as_machine_code([each])) or ("aten",)
+
+
 def addresses_with(executors: Collection[str | Executor], count: int) -> AddressesOf:
     """The same for so many tensors, where machine code is among the executors of a program. Cost: 10 ns for each."""
     if not runs_as_machine_code(executors):

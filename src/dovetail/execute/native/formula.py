@@ -11,21 +11,39 @@ instead of Sleef: `is_rest` tells these elements from the others.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from functools import lru_cache
 
 _PLACES = frozenset({"rest", "rest of one"})
 TRUTHS = frozenset({"lt", "le", "gt", "ge", "eq", "ne", "and", "or"}) | _PLACES
 """Operations whose result is a truth value."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Formula:
-    """An operation on parts. place: of an operand, in the order of the rule's. number: of a constant."""
+    """An operation on parts. place: of an operand, in the order of the rule's. number: of a constant.
+
+    Formulas are compared, and looked up, many times a program: parts that they share, or that differ, are passed over.
+    """
 
     operation: str
     parts: tuple[Formula, ...] = ()
     place: int = 0
     number: float = 0.0
+    _hash: int = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((*_own(self), *map(hash, self.parts))))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Formula):
+            return NotImplemented
+        return self._hash == hash(other) and _own(self) == _own(other) and self.parts == other.parts
 
     def __add__(self, other: Formula) -> Formula:
         return Formula("add", (self, other))
@@ -50,6 +68,11 @@ class Formula:
         return f"{self.operation}({', '.join(map(str, self.parts))})"
 
 
+def _own(formula: Formula) -> tuple[str, int, str]:
+    """What a formula says beside its parts; 0.0 is not -0.0 here."""
+    return formula.operation, formula.place, repr(formula.number)
+
+
 def operand(place: int) -> Formula:
     """The operand at a place."""
     return Formula("operand", place=place)
@@ -57,13 +80,19 @@ def operand(place: int) -> Formula:
 
 def substituted(formula: Formula, numbers: Mapping[int, float]) -> Formula:
     """The formula with constants for operands at some places; the other operands keep their order, without gaps."""
+    known = tuple((place, constant(number)) for place, number in numbers.items())
+    return _substituted(formula, known) if known else formula
+
+
+@lru_cache(maxsize=4096)
+def _substituted(formula: Formula, numbers: tuple[tuple[int, Formula], ...]) -> Formula:
     if formula.operation == "operand":
-        if formula.place in numbers:
-            return constant(numbers[formula.place])
-        return operand(formula.place - sum(place < formula.place for place in numbers))
-    if not formula.parts:
-        return formula
-    return replace(formula, parts=tuple([substituted(part, numbers) for part in formula.parts]))
+        known = dict(numbers)
+        if formula.place in known:
+            return known[formula.place]
+        return operand(formula.place - sum(place < formula.place for place in known))
+    parts = tuple([_substituted(part, numbers) for part in formula.parts])
+    return Formula(formula.operation, parts, formula.place, formula.number) if parts else formula
 
 
 def constant(number: float) -> Formula:

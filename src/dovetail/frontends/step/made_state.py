@@ -15,6 +15,7 @@ import torch
 
 from dovetail.analysis.liveness import simulate_peak
 from dovetail.capture.step_tensors import MadeTensor, look_of
+from dovetail.execute.addresses import without_machine_code
 from dovetail.execute.step import CompiledStepProgram
 from dovetail.frontends.step.containers import Path, Slot
 from dovetail.frontends.step.kept import Handed, New, Tree, grown
@@ -94,11 +95,14 @@ class MadeState:
     def options(self, options: Options, *, is_once: bool = False) -> Options:
         """Options for a program that makes the state: under a limit above the state, it counts as such.
 
-        is_once: another program is for later calls. Without a limit no lower peak is looked for then: that takes longer
-        than one call is worth, and the peak is eager's at most as it is.
+        is_once: another program is for later calls. Without a limit no lower peak is looked for then, and nothing is
+        compiled: that takes longer than one call is worth, and the peak is eager's at most as it is.
         """
+        if options.memory_limit is None and is_once:
+            executors = without_machine_code(options.executors)
+            return replace(options, skip=(*options.skip, "recompute"), executors=executors)
         if options.memory_limit is None:
-            return replace(options, skip=(*options.skip, "recompute")) if is_once else options
+            return options
         limit = memory_limit(options.memory_limit)
         if not limit.is_transient:
             return options
