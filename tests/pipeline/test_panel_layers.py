@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import product
 
 import pytest
 import torch
@@ -18,6 +19,9 @@ from tests.passes.recorded_models import Recorded, assert_rounded_as, record
 from tests.rounding import in_float64
 
 pytestmark = pytest.mark.skipif(not has_onednn(), reason="this torch has no oneDNN")
+
+
+_IS_WIDE = torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
 def _names(program: Program) -> Counter[str]:
@@ -37,7 +41,7 @@ def _check(recorded: Recorded, program: Program, model: nn.Module, x: torch.Tens
         (nn.Conv2d(16, 32, 3, 2, 1), True),
         (nn.Conv2d(16, 16, 5, 1, 2, groups=16), True),
         (nn.Conv2d(16, 256, 1), True),  # of pixels
-        (nn.Conv2d(16, 256, 3, padding=1), False),  # large
+        (nn.Conv2d(16, 256, 3, padding=1), _IS_WIDE),  # large
         (nn.Conv2d(16, 33, 3, padding=1), False),  # large, and panels that are half empty
         (nn.Conv2d(16, 32, 3, groups=2), False),
         (nn.Conv2d(16, 32, 3, dilation=2), False),
@@ -58,24 +62,25 @@ def test_convolutions(layer: nn.Module, is_chosen: bool) -> None:
 class _Residual(nn.Module):
     """A convolution to whose result its input is added."""
 
-    def __init__(self, tail: nn.Module) -> None:
+    def __init__(self, tail: nn.Module, groups: int) -> None:
         super().__init__()
-        self.layer, self.tail = nn.Conv2d(16, 16, 1), tail
+        self.layer, self.tail = nn.Conv2d(16, 16, 3, padding=1, groups=groups), tail
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         made: torch.Tensor = self.tail(x + self.layer(x))
         return made
 
 
-def test_a_sum_without_an_activation_is_a_node_of_its_own() -> None:
-    x = torch.randn(2, 16, 24, 24).to(memory_format=torch.channels_last)
-    for tail, is_split in ((nn.Identity(), True), (nn.ReLU(), False)):
-        model = _Residual(tail).eval()
+def test_sums_are_part_of_convolutions_but_for_each_channel_by_itself() -> None:
+    x = torch.randn(2, 16, 16, 16).to(memory_format=torch.channels_last)
+    for tail, groups in product((nn.Identity(), nn.ReLU()), (1, 16)):
+        is_split = groups > 1 and isinstance(tail, nn.Identity)
+        model = _Residual(tail, groups).eval()
         recorded = record(model, x)
         program, _ = prepack(recorded.program, recorded.constants, recorded.infer)
         made = over_panels(program)
         assert any(node.target is torch.ops.aten.add.Tensor for node in made.nodes) == is_split
-        assert _names(made)["panel_conv" if is_split else "panel_conv_relu"] == 1
+        assert _names(made)["panel_conv" if isinstance(tail, nn.Identity) else "panel_conv_relu"] == 1
         _check(recorded, made, model, x)
 
 

@@ -1,9 +1,9 @@
 """Which layers over packed weights run by machine code over panels, where a program runs.
 
 Convolutions over packed weights (`prims.packed_conv`) become convolutions over panels, or taps of channels, where that
-is faster than oneDNN: small ones, of which a call of oneDNN takes longer than the work, and those of single pixels.
-Without an executor that has these kernels, products by panels become products over oneDNN's weights, and small
-convolutions read plain weights.
+is faster than oneDNN: small ones, of which a call of oneDNN takes longer than the work, those of single pixels, and
+with AVX-512 all whose outputs fill panels. Without an executor that has these kernels, products by panels become
+products over oneDNN's weights, and small convolutions read plain weights.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from dovetail.ops.quantized import GROUP, PACK_INT8, PACK_INT8_PANELS, Int8Linea
 # Multiplications for an image, measured on one thread with AVX-512 beside oneDNN.
 _SMALL, _SMALL_OF_PIXELS, _SMALL_BY_CHANNEL = 1 << 20, 6 << 20, 1 << 23
 _MOST_WASTE = 1.35  # of columns of panels, in larger ones
-_NARROWEST = 7  # pixels of a row, in larger ones: tiles are filled by them
 
 _IMAGE = 4
 
@@ -60,7 +59,7 @@ def over_panels(program: Program) -> Program:
             size = list(_weight_of(chosen[packed]).tensor.shape)
             args = (x, packed, bias, size, padding, stride, groups, *addend)
             node = replace(node, target=panel_conv(run.activation), args=args)
-            if addend and run.activation == "none":
+            if addend and groups != 1 and run.activation == "none":
                 node = _with_sum(draft, node)
         draft.take(node)
     return draft.finish()
@@ -161,20 +160,13 @@ def _is_faster(user: Node, packing: Node) -> bool:
     if found.work <= _SMALL:
         return True
     is_of_pixels = (found.kernel, found.stride, found.padding) == ((1, 1), (1, 1), (0, 0))
-    width = WIDTH // 2 if is_of_pixels and _fills_half_panels() else WIDTH
+    width = WIDTH // 2 if is_of_pixels and _has_wide_vectors() else WIDTH
     waste = -(-found.outputs // width) * width / found.outputs
-    assert isinstance(user.target, Prim), "others have no geometry"
-    is_fused = len(user.args) > _ADDEND and user.target.run.activation != "none"  # type: ignore[attr-defined]
-    if waste > _MOST_WASTE or (is_fused and found.work > _SMALL_OF_PIXELS):
-        return False
-    return is_of_pixels or (found.work <= _SMALL_OF_PIXELS and found.pixels[1] >= _NARROWEST)
+    return waste <= _MOST_WASTE and (is_of_pixels or _has_wide_vectors() or found.work <= _SMALL_OF_PIXELS)
 
 
-_ADDEND = 7  # operands of a convolution without an addend
-
-
-def _fills_half_panels() -> bool:
-    """Whether a panel of which half is filled takes half of the time: where that is one vector."""
+def _has_wide_vectors() -> bool:
+    """Whether half of a panel is one vector, so that it takes half of the time, and large tiles fit in registers."""
     return torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 

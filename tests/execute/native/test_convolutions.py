@@ -122,6 +122,38 @@ def test_activations_and_addends(tile: Tile, activation: str) -> None:
         _check(tile, activation, (2, 20, 9, 7), (40, 20, 1, 1), ([0, 0], [1, 1]), adds=adds, has_bias=False)
 
 
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize(
+    ("image", "outputs", "kernel", "padding", "stride"),
+    [
+        ((3, 300, 4, 4), 40, (3, 3), [1, 1], [1, 1]),  # parts of lines, and tiles of several rows and images
+        ((1, 8, 61, 70), 17, (5, 5), [2, 2], [1, 1]),  # several chunks of pixels, and lines that are summed together
+        ((2, 600, 7, 5), 33, (1, 1), [0, 0], [2, 2]),
+        ((1, 1, 3, 3), 1, (3, 3), [0, 0], [1, 1]),  # one pixel
+    ],
+)
+@pytest.mark.parametrize("adds", [False, True])
+def test_chunks_and_passes(
+    tile: Tile,
+    image: tuple[int, int, int, int],
+    outputs: int,
+    kernel: tuple[int, int],
+    padding: list[int],
+    stride: list[int],
+    adds: bool,
+) -> None:
+    _check(tile, "relu", image, (outputs, image[1], *kernel), (padding, stride), adds=adds)
+
+
+def test_addends_that_lie_in_another_way() -> None:
+    x, weight, bias = torch.randn(2, 4, 9, 8), torch.randn(8, 4, 3, 3), torch.randn(8)
+    call, taps = convolution_call(PanelConv("relu")), PACK_TAPS(weight, 1)
+    made = nn.functional.conv2d(x, weight, bias, padding=1)
+    for addend in (torch.randn(made.shape), torch.randn(8, 1, 1), torch.randn(2, 8, 9, 8, dtype=torch.complex64).imag):
+        found = call(x, taps, bias, weight.shape, [1, 1], [1, 1], 1, addend)  # type: ignore[arg-type]
+        torch.testing.assert_close(found, (made + addend).relu(), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("threads", [2, 5])
 def test_threads_give_the_same_bits(threads: int) -> None:
     former = torch.get_num_threads()
@@ -129,11 +161,11 @@ def test_threads_give_the_same_bits(threads: int) -> None:
         x, weight, bias = torch.randn(1, size[1] * groups, 40, 40), torch.randn(size), torch.randn(size[0])
         call, taps = convolution_call(PanelConv("silu")), PACK_TAPS(weight, groups)
         padding = [size[2] // 2] * 2
-        found = []
+        found, addend = [], torch.randn(1, size[0], 40, 40).to(memory_format=torch.channels_last)
         try:
             for count in (1, threads):
                 torch.set_num_threads(count)
-                found.append(call(x, taps, bias, size, padding, [1, 1], groups))  # type: ignore[arg-type]
+                found.append(call(x, taps, bias, size, padding, [1, 1], groups, addend))  # type: ignore[arg-type]
         finally:
             torch.set_num_threads(former)
         assert torch.equal(*found)
@@ -170,10 +202,13 @@ class _Blocks(nn.Module):
         self.first = nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), nn.BatchNorm2d(16), nn.ReLU6())
         self.depth = nn.Sequential(nn.Conv2d(16, 16, 3, 1, 1, groups=16), nn.SiLU())
         self.mixed, self.head = nn.Conv2d(16, 16, 1), nn.Linear(16, 5)
+        self.spread, self.gathered = nn.Conv2d(16, 16, 3, 1, 1), nn.Conv2d(16, 16, 3, 1, 1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
         x = (x + self.mixed(self.depth(x))).relu()
+        x = x + self.spread(x)
+        x = nn.functional.silu(self.gathered(x) + x)
         made: Tensor = self.head(x.mean((2, 3)))
         return made
 

@@ -24,18 +24,20 @@ from dovetail.ir.program import Node, Operand, TensorMeta, Value
 from dovetail.ops.panel_convolutions import PanelConv, taps_shape
 
 _ITEMSIZE = torch.float32.itemsize
-_IMAGE, _ADDEND = 4, 7
+_IMAGE = 4
 
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionClaim(OwnKernelBase):
-    """See `rows.RowClaim`. operands: x, taps, and the bias if there is one. is_of_planes: whether channels of x come
-    first.
+    """See `rows.RowClaim`. operands: x, taps, and the bias and the addend if there are any. is_of_planes: whether
+    channels of x come first.
     """
 
     node: Node
     operands: tuple[Operand, ...]
     result: Value
+    bias: Value | None
+    addend: Value | None
     plan: Plan
     finish: Finish
     is_of_planes: bool
@@ -55,11 +57,12 @@ def convolution_claim(node: Node) -> ConvolutionClaim | None:
     if not isinstance(run, PanelConv) or node.kwargs or len(node.results()) != 1 or not multiplies_panels():
         return None
     x, taps, bias, size, padding, stride, groups, *rest = node.args
+    addend, *others = *rest, None
     finish, (result,) = finish_of(run.activation), node.results()
-    if finish is None or any(each is not None for each in rest) or not isinstance(groups, int):
+    if finish is None or any(each is not None for each in others) or not isinstance(groups, int):
         return None
     lists = [_numbers(each) for each in (size, padding, stride)]
-    operands = tuple(each for each in (x, taps, bias) if each is not None)
+    operands = tuple(each for each in (x, taps, bias, addend) if each is not None)
     values = [each for each in operands if isinstance(each, Value) and each.is_tensor]
     if None in lists or len(values) < len(operands) or not _is_image(result.tensor):
         return None
@@ -67,14 +70,23 @@ def convolution_claim(node: Node) -> ConvolutionClaim | None:
     if is_of_planes and not (is_in_order(values[0].tensor) and len(values[0].tensor.shape) == _IMAGE):
         return None
     sizes, pads, steps = (each or () for each in lists)
-    weights = zip(values[1:], (taps_shape(sizes, groups), (sizes[0],)), strict=False)
+    weights = [(values[1], taps_shape(sizes, groups)), *([(values[2], (sizes[0],))] if bias is not None else [])]
     if not all(is_in_order(value.tensor) and known_sizes(value.tensor) == shape for value, shape in weights):
         return None
+    if addend is not None and not (groups == 1 and _lies_as(values[-1].tensor, result.tensor)):
+        return None
     panels, *_ = taps_shape(sizes, groups)
-    plan = planned(known_sizes(values[0].tensor), sizes, pads, steps, groups, panels, copies=is_of_planes)
+    adds = addend is not None
+    plan = planned(known_sizes(values[0].tensor), sizes, pads, steps, groups, panels, copies=is_of_planes, adds=adds)
     if plan is None or plan.shape != known_sizes(result.tensor) or (groups > 1 and sizes[:2] != (groups, 1)):
         return None
-    return ConvolutionClaim(node, operands, result, plan, finish, is_of_planes)
+    given = (values[2] if bias is not None else None, values[-1] if adds else None)
+    return ConvolutionClaim(node, operands, result, *given, plan, finish, is_of_planes)
+
+
+def _lies_as(addend: TensorMeta, result: TensorMeta) -> bool:
+    """Whether what is added lies in memory as the result does."""
+    return _is_image(addend) and addend.shape == result.shape
 
 
 def _numbers(operand: Operand) -> tuple[int, ...] | None:
@@ -95,9 +107,10 @@ def _is_image(meta: TensorMeta) -> bool:
 def convolution_row(claims: Sequence[ConvolutionClaim], _: Storages, addresses: Addresses) -> ReadyRow | None:
     """The row of a claim."""
     (claim,) = claims
-    plan, tile, has_bias = claim.plan, usual_tile(), len(claim.operands) > 2
-    values = [claim.result, *(value for value in claim.operands if isinstance(value, Value))]
-    values += [] if has_bias else [claim.result]  # a pointer that is not read
+    plan, tile = claim.plan, usual_tile()
+    values = [claim.result, *(value for value in claim.operands[:2] if isinstance(value, Value))]
+    given = [claim.bias] if plan.kind == "pixels" else [claim.bias, claim.addend]
+    values += [claim.result if value is None else value for value in given]  # a pointer that is not read
     out, x, *weights = (addresses.get(value, Address(value)) for value in values)
     before, after = list[ReadyRow](), list[ReadyRow]()
     if plan.padded:
@@ -106,7 +119,8 @@ def convolution_row(claims: Sequence[ConvolutionClaim], _: Storages, addresses: 
         copy = convolution_function("planes" if claim.is_of_planes else "pad", tile)
         before = [take, ReadyRow(copy, 1, (Address(room), x), more=more)]
         x, after = Address(room), [let_go]
-    more = struct.pack(f"{len(plan.sizes) + 1}q2fq", *plan.sizes, has_bias, *claim.finish)
+    flags = [value is not None for value in given]
+    more = struct.pack(f"{len(plan.sizes) + len(flags)}q2fq", *plan.sizes, *flags, *claim.finish)
     pointers = (out, x, *weights)
     function = convolution_function(plan.kind, tile)
     return ReadyRow(function, plan.items, pointers, more=more, before=tuple(before), after=tuple(after))

@@ -1,31 +1,19 @@
-"""LLVM's text of convolutions of images with channels last, by panels of outputs.
+"""What convolutions of images with channels last find in their rows, and LLVM's text of the copies of images.
 
-    pad       slots: 1, pointers (padded, x), images, height, width, channels, rows above, columns before, height and
-              width with padding
-    planes    the same, of an image whose channels come first
-    convolve  slots: items, pointers (result, padded, panels, bias), images, rows and columns of the result, outputs,
-              panels, inputs, height and width of the padded image and of the weight, strides (two), padding (two),
-              whether there is a bias, the least and the largest result (two `float`), the activation
-
-Items are shares of the work: rows of all results are divided in proportion. A row of pixels by a panel is tiles of
-`panel_text`, once for each line of the weight, whose pixels lie side by side.
-
-Source: as `panel_text`; Zhang et al., "High Performance Zero-Memory Overhead Direct Convolutions" (2018).
+pad         slots: 1, pointers (padded, x), images, height, width, channels, rows above, columns before, height and
+            width with padding
+planes      the same, of an image whose channels come first
+direct, depthwise
+            slots: items, pointers (result, x, panels, bias, addend), images, rows and columns of the result,
+            outputs, panels, inputs, height and width of the image and of the weight, strides (two), padding (two),
+            pixels of a chunk, lines of the weight and elements of a line that are summed at a time, whether there
+            is a bias, and an addend, the least and the largest result (two `float`), the activation
 """
 
 from __future__ import annotations
 
 from dovetail.execute.native.llvm_function import Function
-from dovetail.execute.native.panel_text import (
-    HALF,
-    Tile,
-    activations_text,
-    declarations,
-    tile_calls,
-    tiles_text,
-)
 from dovetail.execute.native.vector_activations import CODES
-from dovetail.ops.panels import WIDTH
 
 
 def _loaded(names: str, start: int = 1, kind: str = "i64") -> str:
@@ -37,16 +25,20 @@ def _loaded(names: str, start: int = 1, kind: str = "i64") -> str:
     return "\n".join(lines)
 
 
-_SLOTS = "images rows columns outputs panels_count inputs high wide tall broad down across above before biased"
+_SIZES = (
+    "images rows columns outputs panels_count inputs high wide tall broad down across above before chunk lines part"
+)
+_NAMES = ("items", *["out", "x", "panels", "bias", "addend"], *_SIZES.split(), "biased", "added")
+_POINTERS = range(1, 6)
 HEAD = f"""
   %items = load i64, ptr %row
-{_loaded("out x panels bias", 1, "ptr")}
-{_loaded(_SLOTS, 5)}
-  %at_least = getelementptr i64, ptr %row, i64 20
+{_loaded("out x panels bias addend", 1, "ptr")}
+{_loaded(f"{_SIZES} biased added", 6)}
+  %at_least = getelementptr i64, ptr %row, i64 {len(_NAMES)}
   %least = load float, ptr %at_least
   %at_most = getelementptr float, ptr %at_least, i64 1
   %most = load float, ptr %at_most
-{_loaded("activation", 21)}
+{_loaded("activation", len(_NAMES) + 1)}
   %has_bias = icmp ne i64 %biased, 0
   %all_rows = mul i64 %images, %rows
   %items_less = sub i64 %items, 1
@@ -69,11 +61,6 @@ RESULT_ROW = """
   %out_size = mul i64 %columns, %outputs
   %out_offset = mul i64 %r, %out_size
   %out_row = getelementptr float, ptr %out, i64 %out_offset
-"""
-_ROW = f"""{RESULT_ROW}
-  %y_all = add i64 %y, %y_image
-  %x_offset = mul i64 %y_all, %line_size
-  %x_row = getelementptr float, ptr %x, i64 %x_offset
 """
 
 
@@ -98,97 +85,25 @@ leave:
 """
 
 
-def _tiles_of_line(cases: str, calls: str) -> str:
-    """The tiles of a row of results, for one line of taps. cases, calls: by the size of a tile."""
-    return f"""tile:
-  %i = phi i64 [0, %tap_line], [%i_next, %next_tile]
-  %todo = phi i64 [%tiles, %tap_line], [%todo_next, %next_tile]
-  %pixels_left = sub i64 %columns, %i
-  %r0 = add i64 %pixels_left, %todo
-  %r1 = sub i64 %r0, 1
-  %size_of = sdiv i64 %r1, %todo
-  %xi = mul i64 %i, %step
-  %xq = getelementptr float, ptr %x_line, i64 %xi
-  %oi = mul i64 %i, %outputs
-  %oq = getelementptr float, ptr %op, i64 %oi
-  %start = select i1 %is_first, ptr %begin, ptr %oq
-  %which = add i64 %size_of, %more
-  switch i64 %which, label %next_tile [{cases}]
-{calls}
-next_tile:
-  %i_next = add i64 %i, %size_of
-  %todo_next = sub i64 %todo, 1
-  %no_tile = icmp eq i64 %todo_next, 0
-  br i1 %no_tile, label %next_line, label %tile
-"""
+class Slots:
+    """What a function finds in its row, by name."""
 
+    def __init__(self, out: Function) -> None:
+        self._out = out
+        self._found = {
+            name: out.slot("%row", at, "ptr" if at in _POINTERS else "i64") for at, name in enumerate(_NAMES)
+        }
+        clamps = out.element("i64", "%row", str(len(_NAMES)))
+        self._found["least"] = out.load("float", clamps)
+        self._found["most"] = out.load("float", out.element("float", clamps, "1"))
+        self._found["activation"] = out.slot("%row", len(_NAMES) + 1)
 
-def convolve_text(tile: Tile) -> str:
-    arguments = (
-        "ptr %xq, i64 %step, ptr %wq, ptr %start, i64 %start_down, ptr %oq, i64 %outputs, i64 %block, i64 %valid,"
-        " float %low, float %high_number"
-    )
-    cases, calls = tile_calls(tile, "NAME", arguments)
-    loops = f"""
-@NAME_zeros = internal constant [{WIDTH} x float] zeroinitializer, align 64
+    def __getitem__(self, name: str) -> str:
+        return self._found[name]
 
-define void @NAME(ptr %row, i64 %from, i64 %to) {{
-entry:
-{HEAD}
-  %block = mul i64 %broad, %inputs
-  %step = mul i64 %across, %inputs
-  %panel_line = mul i64 %block, {WIDTH}
-  %panel_size = mul i64 %panel_line, %tall
-  %tiles_up = add i64 %columns, {tile.rows - 1}
-  %tiles = sdiv i64 %tiles_up, {tile.rows}
-  br i1 %some, label %each_row, label %leave
-
-each_row:
-  %r = phi i64 [%first, %entry], [%r_next, %next_row]
-{_ROW}
-  br label %panel
-
-panel:
-  %j = phi i64 [0, %each_row], [%j_next, %next_panel]
-  %column = mul i64 %j, {WIDTH}
-  %columns_left = sub i64 %outputs, %column
-  %valid = call i64 @llvm.smin.i64(i64 %columns_left, i64 {WIDTH})
-  %is_half = icmp sle i64 %valid, {WIDTH // 2}
-  %more = select i1 %is_half, i64 {HALF}, i64 0
-  %wo = mul i64 %j, %panel_size
-  %wp = getelementptr float, ptr %panels, i64 %wo
-  %bp = getelementptr float, ptr %bias, i64 %column
-  %begin = select i1 %has_bias, ptr %bp, ptr @NAME_zeros
-  %op = getelementptr float, ptr %out_row, i64 %column
-  br label %tap_line
-
-tap_line:
-  %k = phi i64 [0, %panel], [%k_next, %next_line]
-  %k_next = add i64 %k, 1
-  %is_first = icmp eq i64 %k, 0
-  %is_last = icmp eq i64 %k_next, %tall
-  %low = select i1 %is_last, float %least, float 0xFFF0000000000000
-  %high_number = select i1 %is_last, float %most, float 0x7FF0000000000000
-  %wl = mul i64 %k, %panel_line
-  %wq = getelementptr float, ptr %wp, i64 %wl
-  %xl = mul i64 %k, %line_size
-  %x_line = getelementptr float, ptr %x_row, i64 %xl
-  %start_down = select i1 %is_first, i64 0, i64 %outputs
-  br label %tile
-
-{_tiles_of_line(cases, calls)}
-next_line:
-  br i1 %is_last, label %activate, label %tap_line
-
-activate:
-{activated("%columns", "%valid", "next_panel", "%op")}
-next_panel:
-  %j_next = add i64 %j, 1
-  %no_panel = icmp eq i64 %j_next, %panels_count
-  br i1 %no_panel, label %next_row, label %panel
-
-{NEXT_ROW}"""
-    return declarations(tile) + tiles_text(tile, "NAME") + activations_text(tile, "NAME") + loops
+    def is_set(self, name: str) -> str:
+        """Whether a number is not zero."""
+        return self._out.set(f"icmp ne i64 {self[name]}, 0")
 
 
 PAD = f"""

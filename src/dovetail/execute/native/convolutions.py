@@ -12,8 +12,9 @@ from functools import cache
 
 import torch
 
-from dovetail.execute.native.convolution_text import PAD, convolve_text, planes_text
+from dovetail.execute.native.convolution_text import PAD, planes_text
 from dovetail.execute.native.depthwise_text import depthwise_text
+from dovetail.execute.native.direct_text import MOST_PIXELS, direct_text
 from dovetail.execute.native.driver import THREADED
 from dovetail.execute.native.machine import driver, function_of
 from dovetail.execute.native.panel_text import Tile, panel_function
@@ -23,20 +24,24 @@ from dovetail.ops.panel_convolutions import PanelConv, taps_shape
 from dovetail.torch_compat.fakes import is_fake
 from dovetail.torch_compat.native_symbols import no_mode_watches
 
-_PAD, _CONVOLVE = struct.Struct("14q"), struct.Struct("23q2fq")
-_PADDED_SLOTS, _SLOTS = 11, 22
+_PAD, _CONVOLVE = struct.Struct("14q"), struct.Struct("28q2fq")
+_PADDED_SLOTS, _SLOTS = 11, 27
 _NEW = object()
 _MOST_PLANS = 64  # sizes of images that a node remembers
+_CACHED = 1 << 17  # elements of the input that a chunk of pixels reads, about
+_FEWEST_PIXELS, _FEWEST_JOBS = 48, 16  # of a chunk; of a convolution, for threads to share
+_FULL = 12  # pixels of a chunk are a multiple of it: those of a tile, or some tiles
+_BLOCK = 256  # products that are summed by themselves, about: rounding grows as in `panel_text`
 _NO_FINISH: Finish = (*CLAMPS["none"], 0)
 
 
 @cache
 def convolution_function(kind: str, tile: Tile) -> int:
-    """The address of the function of such rows. kind: pad, planes, pixels, convolve or depthwise."""
+    """The address of the function of such rows. kind: pad, planes, pixels, direct or depthwise."""
     if kind == "pixels":
         return panel_function(tile)
     copies = {"pad": lambda _: PAD, "planes": lambda _: planes_text()}
-    text = {**copies, "convolve": convolve_text, "depthwise": depthwise_text}[kind](tile)
+    text = {**copies, "direct": direct_text, "depthwise": depthwise_text}[kind](tile)
     found = function_of(text.replace("NAME", kind), kind, ())
     assert found is not None, "it calls nothing"
     return found
@@ -67,9 +72,10 @@ def planned(
     panels: int,
     *,
     copies: bool = False,
+    adds: bool = False,
 ) -> Plan | None:
     """The plan for an input; None where there is nothing to compute, torch would refuse it, or some result would read
-    nothing but padding. copies: the input lies in another way, and is copied in any case.
+    nothing but padding. copies: the input lies in another way, and is copied in any case. adds: something is added.
     """
     images, channels, height, width = given
     (outputs, inputs, tall, broad), (above, before), (down, across) = size, padding, stride
@@ -80,19 +86,32 @@ def planned(
         return None
     rows, columns = (high - tall) // down + 1, (wide - broad) // across + 1
     count = rows * columns * outputs
-    of_pixels = groups == 1 and (tall, broad, above, before, down, across) == (1, 1, 0, 0, 1, 1)
+    of_pixels = groups == 1 and not adds and (tall, broad, above, before, down, across) == (1, 1, 0, 0, 1, 1)
     is_copied = copies or (groups == 1 and bool(above or before))
     around = (high, wide, 0, 0) if is_copied else (height, width, above, before)
     sizes = (images, rows, columns, outputs, panels, channels, *around[:2], tall, broad, down, across, *around[2:])
+    passes = _passes(images * rows * columns, columns, around[1] * inputs * down, broad * inputs, panels)
     return Plan(
         shape=(images, outputs, rows, columns),
         stride=(count, 1, columns * outputs, outputs),
         padded=images * high * wide * channels if is_copied else 0,
         pads=(images, height, width, channels, above, before, high, wide),
         items=items_of(images * rows * columns, inputs * tall * broad, outputs),
-        sizes=(images * rows * columns, channels, outputs, panels) if of_pixels else sizes,
-        kind="pixels" if of_pixels else "convolve" if groups == 1 else "depthwise",
+        sizes=(images * rows * columns, channels, outputs, panels) if of_pixels else (*sizes, *passes),
+        kind="pixels" if of_pixels else "direct" if groups == 1 else "depthwise",
     )
+
+
+def _passes(pixels: int, columns: int, row_size: int, line: int, panels: int) -> tuple[int, int, int]:
+    """Pixels of a chunk, and lines of the weight and elements of a line that are summed at a time. row_size: elements
+    of the input behind a row of results. line: elements of a line of the weight.
+    """
+    in_cache = max(1, _CACHED // row_size) * columns
+    shared = max(_FEWEST_PIXELS, -(-pixels * panels // _FEWEST_JOBS))
+    chunk = min(in_cache, shared, MOST_PIXELS)
+    chunk = min(pixels, -(-chunk // _FULL) * _FULL, MOST_PIXELS)
+    parts = max(1, round(line / _BLOCK))
+    return chunk, max(1, _BLOCK // line), -(-line // parts)
 
 
 def _fit(taps: torch.Tensor, bias: torch.Tensor | None, size: Sequence[int], groups: int) -> bool:
@@ -105,13 +124,19 @@ def _fit(taps: torch.Tensor, bias: torch.Tensor | None, size: Sequence[int], gro
     return is_plain and (bias is None or bias.shape == (outputs,))
 
 
+def _lies_as(addend: torch.Tensor, made: torch.Tensor) -> bool:
+    """Whether what is added can be read where the result is written."""
+    fits = addend.shape == made.shape and addend.stride() == made.stride() and addend.dtype is made.dtype
+    return fits and addend.device == made.device and not addend.is_neg() and not is_fake(addend)
+
+
 def convolution_call(run: PanelConv, tile: Tile | None = None) -> Callable[..., torch.Tensor]:
     """What is called in a primitive's place, by one node; the same results, but for rounding. tile: None for this
     processor's.
     """
     tile = tile or usual_tile()
     finish, drive, pad = finish_of(run.activation), driver(), convolution_function("pad", tile)
-    functions = {kind: convolution_function(kind, tile) for kind in ("pixels", "convolve", "depthwise")}
+    functions = {kind: convolution_function(kind, tile) for kind in ("pixels", "direct", "depthwise")}
     plans: dict[object, Plan | None] = {}
     known: list[object] = [None, None]  # taps and a bias that fit
 
@@ -128,7 +153,8 @@ def convolution_call(run: PanelConv, tile: Tile | None = None) -> Callable[..., 
         if (plan := plans.get(x.shape, _NEW)) is _NEW:
             if len(plans) >= _MOST_PLANS:
                 plans.clear()
-            plan = plans[x.shape] = planned(x.shape, size, padding, stride, groups, taps.shape[0])
+            adds = addend is not None and groups == 1
+            plan = plans[x.shape] = planned(x.shape, size, padding, stride, groups, taps.shape[0], adds=adds)
         if taps is not known[0] or bias is not known[1]:
             if not _fit(taps, bias, size, groups):
                 return run(x, taps, bias, size, padding, stride, groups, addend)
@@ -144,17 +170,22 @@ def convolution_call(run: PanelConv, tile: Tile | None = None) -> Callable[..., 
             table, start = _PAD.pack(pad, 2, _PADDED_SLOTS, 1, given.data_ptr(), start, *plan.pads), given.data_ptr()
         out = made.data_ptr()
         pointers = (out, start, taps.data_ptr(), out if bias is None else bias.data_ptr())
-        within = finish if addend is None else None
-        rest = (plan.items, *pointers, *plan.sizes, bias is not None, *(within or _NO_FINISH))
+        is_added = addend is not None and plan.kind == "direct" and _lies_as(addend, made)
+        within = finish if addend is None or is_added else None
+        finishes = within or _NO_FINISH
         function = functions[plan.kind]
         if plan.kind == "pixels":
-            table = PRODUCT.pack(function, 4, PRODUCT_SLOTS, *rest)
+            table = PRODUCT.pack(
+                function, 4, PRODUCT_SLOTS, plan.items, *pointers, *plan.sizes, bias is not None, *finishes
+            )
         else:
-            table += _CONVOLVE.pack(function, 4, _SLOTS, *rest)
+            more = addend.data_ptr() if is_added and addend is not None else out
+            slots = (*pointers, more, *plan.sizes, bias is not None, is_added, *finishes)
+            table += _CONVOLVE.pack(function, 5, _SLOTS, plan.items, *slots)
         threads = torch.get_num_threads() if plan.items >= THREADED else 1
         if drive(table, 1 if given is x else 2, threads, 0):
             return run(x, taps, bias, size, padding, stride, groups, addend)
-        if addend is not None:
+        if addend is not None and not is_added:
             made.add_(addend)
         return made if within else applied(run.activation, made)
 

@@ -10,7 +10,7 @@ Variables lie in memory of the function's own; LLVM puts them in registers. Each
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 
@@ -79,6 +79,15 @@ class Function:
         self._lines.append(f"then{number}:")
         yield
         self._label(f"after{number}")
+
+    def switch(self, number: str, cases: Mapping[int, str]) -> None:
+        """One of some instructions, by a number; none for other numbers."""
+        mark = self._number()
+        chosen = " ".join(f"i64 {each}, label %case{mark}_{each}" for each in cases)
+        self.line(f"switch i64 {number}, label %after{mark} [{chosen}]")
+        for each, text in cases.items():
+            self._lines += [f"case{mark}_{each}:", f"  {text}", f"  br label %after{mark}"]
+        self._lines.append(f"after{mark}:")
 
     def leave(self, condition: str, result: str) -> None:
         """Return where a truth value holds. result: its type and the value."""

@@ -208,16 +208,21 @@ def _tile(tile: Tile, rows: int, name: str, vectors: range) -> str:
             out.append(f"%d{i}_{j} = call {v} @llvm.fma.v{lanes}f32({v} %v{i}, {v} %w{j}, {v} %c{i}_{j})")
     out += [f"%line_next = getelementptr float, ptr %line, i64 {WIDTH}", "%n_next = add i64 %n, 1"]
     out += ["%is_last = icmp eq i64 %n_next, %block", "br i1 %is_last, label %done, label %sum", "done:"]
-    return "\n".join([head, *out, *_stored(tile, rows, vectors), "ret void", "}"])
+    return "\n".join([head, *out, *stored(tile, rows, vectors), "ret void", "}"])
 
 
-def _stored(tile: Tile, rows: int, vectors: range) -> list[str]:
-    """Sums are added to what they start from, clamped, and written, as many columns as there are."""
+def stored(tile: Tile, rows: int, vectors: range, *, adds: bool = False) -> list[str]:
+    """Sums are added to what they start from, clamped, and written, as many columns as there are. adds: whether there
+    may be an addend, which is laid out as the result is.
+    """
     v, lanes, out = _vector(tile), tile.lanes, list[str]()
     mask = f"<{lanes} x i1>"
+    nothing = f"<{', '.join(['float -0.0'] * lanes)}>"  # which changes no sum, not even the sign of a zero
     out += limits(lanes)
     for j in vectors:
         out += mask_of_columns(j, lanes)
+        if adds:
+            out += [*splat(f"%all{j}", "i1", "%added", lanes), f"%adds{j} = and {mask} %mask{j}, %all{j}"]
     for i in range(rows):
         out.append(f"%oo{i} = mul i64 %out_down, {i}")
         out.append(f"%so{i} = mul i64 %start_down, {i}")
@@ -230,7 +235,13 @@ def _stored(tile: Tile, rows: int, vectors: range) -> list[str]:
             arguments = f"ptr %st{at}, i32 4, {mask} %mask{j}, {v} zeroinitializer"
             out.append(f"%b{at} = call {v} @llvm.masked.load.v{lanes}f32.p0({arguments})")
             out.append(f"%t{at} = fadd {v} %b{at}, %d{at}")
-            out += clamped(f"%t{at}", at, lanes)
+            if adds:
+                out.append(f"%ap{at} = getelementptr float, ptr %addend, i64 %oo{i}")
+                out.append(f"%aq{at} = getelementptr float, ptr %ap{at}, i64 {j * lanes}")
+                arguments = f"ptr %aq{at}, i32 4, {mask} %adds{j}, {v} {nothing}"
+                out.append(f"%a{at} = call {v} @llvm.masked.load.v{lanes}f32.p0({arguments})")
+                out.append(f"%e{at} = fadd {v} %t{at}, %a{at}")
+            out += clamped(f"%{'e' if adds else 't'}{at}", at, lanes)
             out.append(f"call void @llvm.masked.store.v{lanes}f32.p0({v} %r{at}, ptr %o{at}, i32 4, {mask} %mask{j})")
     return out
 

@@ -1,0 +1,225 @@
+"""LLVM's text of direct convolutions of images with channels last, by panels of outputs.
+
+    slots: as `convolution_text`; x is padded where padding is asked for
+
+Pixels of the result are taken in chunks, in whatever rows of an image they lie, so that tiles are full in narrow
+images, too. For each chunk and panel, the products of a pixel are summed in passes: some lines of the weight, whose
+taps lie side by side, or a part of one. Each part of a panel is read from memory once for a chunk, and what the pixels
+of a chunk read stays in the cache while all panels pass.
+
+Items are shares of the work: pairs of a chunk and a panel are divided in proportion.
+
+Source: Zhang et al., "High Performance Zero-Memory Overhead Direct Convolutions" (2018); Dukhan, "The Indirect
+Convolution Algorithm" (2019), for offsets of pixels; `panel_text` for tiles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dovetail.execute.native.convolution_text import Slots
+from dovetail.execute.native.llvm_function import Function
+from dovetail.execute.native.panel_text import ATTRIBUTES, HALF, Tile, activations_text, declarations, splat, stored
+from dovetail.execute.native.vector_activations import CODES
+from dovetail.ops.panels import WIDTH
+
+MOST_PIXELS = 1024
+"""Of a chunk."""
+
+_AHEAD = 64  # lines of a panel that are fetched before they are read
+_INFINITY = ("0xFFF0000000000000", "0x7FF0000000000000")
+
+
+def direct_text(tile: Tile) -> str:
+    """The module, for tiles of a size."""
+    tiles = "".join(
+        _tile(tile, rows, range(vectors))
+        for vectors in sorted({tile.vectors, tile.vectors // 2})
+        for rows in range(1, tile.rows + 1)
+    )
+    zeros = f"@NAME_zeros = internal constant [{WIDTH} x float] zeroinitializer, align 64\n"
+    return declarations(tile) + zeros + tiles + activations_text(tile, "NAME") + _function(tile)
+
+
+def _tile(tile: Tile, rows: int, vectors: range) -> str:
+    """A function: some pixels by some lines of a panel, added to the bias or to what is in the result. offsets: of the
+    pixels in x. block: products of a line. addend: what is added at the end, where `added` says so.
+    """
+    v, lanes = f"<{tile.lanes} x float>", tile.lanes
+    head = (
+        f"define internal void @NAME_tile{rows}_{len(vectors)}(ptr %offsets, ptr %x, i64 %lines, i64 %line_size,"
+        " ptr %panel, ptr %start, i64 %start_down, ptr %out, i64 %out_down, ptr %addend, i1 %added, i64 %block,"
+        f" i64 %columns, float %least, float %most) noinline {ATTRIBUTES} {{"
+    )
+    out = ["entry:"]
+    for i in range(rows):
+        out.append(f"%xo{i} = getelementptr i64, ptr %offsets, i64 {i}")
+        out.append(f"%xa{i} = load i64, ptr %xo{i}, align 8")
+        out.append(f"%x{i} = getelementptr float, ptr %x, i64 %xa{i}")
+    places = [(i, j) for i in range(rows) for j in vectors]
+    out += ["br label %each", "each:"]
+    out += ["%k = phi i64 [0, %entry], [%k_next, %next]", "%first = phi i64 [0, %entry], [%first_next, %next]"]
+    out += ["%from = phi ptr [%panel, %entry], [%line_next, %next]"]
+    out += [f"%s{i}_{j} = phi {v} [zeroinitializer, %entry], [%d{i}_{j}, %next]" for i, j in places]
+    out += ["%end = add i64 %first, %block", "br label %sum", "sum:"]
+    out += ["%n = phi i64 [%first, %each], [%n_next, %sum]", "%line = phi ptr [%from, %each], [%line_next, %sum]"]
+    out += [f"%c{i}_{j} = phi {v} [%s{i}_{j}, %each], [%d{i}_{j}, %sum]" for i, j in places]
+    for j in vectors:
+        out.append(f"%wp{j} = getelementptr float, ptr %line, i64 {j * lanes}")
+        out.append(f"%w{j} = load {v}, ptr %wp{j}, align 4")
+    for j in range(2 if len(vectors) == tile.vectors else 0):  # where few products share a load, each load counts
+        out.append(f"%ahead{j} = getelementptr float, ptr %line, i64 {_AHEAD * WIDTH + j * 16}")
+        out.append(f"call void @llvm.prefetch.p0(ptr %ahead{j}, i32 0, i32 3, i32 1)")
+    for i in range(rows):
+        out.append(f"%xp{i} = getelementptr float, ptr %x{i}, i64 %n")
+        out.append(f"%xs{i} = load float, ptr %xp{i}, align 4")
+        out += splat(f"%v{i}", "float", f"%xs{i}", lanes)
+        for j in vectors:
+            out.append(f"%d{i}_{j} = call {v} @llvm.fma.v{lanes}f32({v} %v{i}, {v} %w{j}, {v} %c{i}_{j})")
+    out += [f"%line_next = getelementptr float, ptr %line, i64 {WIDTH}", "%n_next = add i64 %n, 1"]
+    out += ["%is_last = icmp eq i64 %n_next, %end", "br i1 %is_last, label %next, label %sum", "next:"]
+    out += ["%k_next = add i64 %k, 1", "%first_next = add i64 %first, %line_size"]
+    out += ["%is_all = icmp eq i64 %k_next, %lines", "br i1 %is_all, label %done, label %each", "done:"]
+    return "\n".join([head, *out, *stored(tile, rows, vectors, adds=True), "ret void", "}", ""])
+
+
+def _function(tile: Tile) -> str:
+    """The function of a row: chunks of pixels, panels, passes, tiles, in this order."""
+    out = Function("define void @NAME(ptr %row, i64 %from, i64 %to)")
+    at = Slots(out)
+    offsets = out.memory(f"[{MOST_PIXELS} x i64]", 64)
+    a_map = _times(out, at["rows"], at["columns"])
+    pixels = _times(out, at["images"], a_map)
+    line_size = _times(out, at["wide"], at["inputs"])
+    line = _times(out, at["broad"], at["inputs"])
+    panel_size = out.set(f"mul i64 {_times(out, line, at['tall'])}, {WIDTH}")
+    chunks = _over(out, pixels, at["chunk"])
+    jobs = _times(out, chunks, at["panels_count"])
+    first, end = (_share(out, bound, jobs, at["items"]) for bound in ("%from", "%to"))
+    with out.loop(first, end) as job:
+        which = out.set(f"sdiv i64 {job}, {at['panels_count']}")
+        panel = out.set(f"srem i64 {job}, {at['panels_count']}")
+        start = _times(out, which, at["chunk"])
+        count = _least(out, at["chunk"], out.set(f"sub i64 {pixels}, {start}"))
+        is_new = out.set(f"or i1 {out.set(f'icmp eq i64 {panel}, 0')}, {out.set(f'icmp eq i64 {job}, {first}')}")
+        with out.when(is_new), out.loop("0", count) as i:
+            _put_offset(out, at, offsets, i, out.set(f"add i64 {start}, {i}"), a_map, line_size)
+        column = _times(out, panel, str(WIDTH))
+        valid = _least(out, out.set(f"sub i64 {at['outputs']}, {column}"), str(WIDTH))
+        place = out.set(f"add i64 {_times(out, start, at['outputs'])}, {column}")
+        made, addend = out.element("float", at["out"], place), out.element("float", at["addend"], place)
+        weights = out.element("float", at["panels"], _times(out, panel, panel_size))
+        bias = out.element("float", at["bias"], column)
+        begin = out.set(f"select i1 {at.is_set('biased')}, ptr {bias}, ptr @NAME_zeros")
+        with out.loop("0", at["tall"], at["lines"]) as k, out.loop("0", line, at["part"]) as p:
+            lines = _least(out, at["lines"], out.set(f"sub i64 {at['tall']}, {k}"))
+            block = _least(out, at["part"], out.set(f"sub i64 {line}, {p}"))
+            done = out.set(f"add i64 {_times(out, k, line)}, {p}")
+            is_first = out.set(f"icmp eq i64 {done}, 0")
+            k_end, p_end = out.set(f"add i64 {k}, {lines}"), out.set(f"add i64 {p}, {block}")
+            ends = (out.set(f"icmp eq i64 {k_end}, {at['tall']}"), out.set(f"icmp eq i64 {p_end}, {line}"))
+            is_last = out.set(f"and i1 {ends[0]}, {ends[1]}")
+            shift = out.set(f"add i64 {_times(out, k, line_size)}, {p}")
+            x = out.element("float", at["x"], shift)
+            w = out.element("float", weights, _times(out, done, str(WIDTH)))
+            low, high = (
+                out.set(f"select i1 {is_last}, float {at[clamp]}, float {number}")
+                for clamp, number in zip(("least", "most"), _INFINITY, strict=True)
+            )
+            added = out.set(f"and i1 {is_last}, {at.is_set('added')}")
+            down = out.set(f"select i1 {is_first}, i64 0, i64 {at['outputs']}")
+            summed = _Pass(x, w, lines, line_size, block, is_first, begin, down)
+            _tiles(out, tile, count, summed, _Made(offsets, made, at["outputs"], addend, added, valid, low, high))
+        for name, code in CODES.items():
+            with out.when(out.set(f"icmp eq i64 {at['activation']}, {code}")):
+                out.line(f"call void @NAME_{name}(ptr {made}, i64 {count}, i64 {at['outputs']}, i64 {valid})")
+    return out.finished()
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """Names of values of a pass: the first tap in x and in the panel; lines, their distance in x, and elements of each;
+    whether it is the first pass; what sums start from then, and how far that of the next pixel is.
+    """
+
+    x: str
+    panel: str
+    lines: str
+    line_size: str
+    block: str
+    is_first: str
+    begin: str
+    down: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """Names of values of a chunk's results by a panel: offsets of its pixels, where results are, how far the next
+    pixel's is, what is added, and whether, how many outputs there are, and what they are clamped to.
+    """
+
+    offsets: str
+    start: str
+    outputs: str
+    addend: str
+    added: str
+    valid: str
+    low: str
+    high: str
+
+
+def _tiles(out: Function, tile: Tile, count: str, summed: _Pass, made: _Made) -> None:
+    """The tiles of a chunk, for one pass. Tiles are about equally large."""
+    tiles = _over(out, count, str(tile.rows))
+    with out.loop("0", tiles) as number:
+        i, i_end = (
+            out.set(f"sdiv i64 {_times(out, each, count)}, {tiles}")
+            for each in (number, out.set(f"add i64 {number}, 1"))
+        )
+        size = out.set(f"sub i64 {i_end}, {i}")
+        place = _times(out, i, made.outputs)
+        to, addend = out.element("float", made.start, place), out.element("float", made.addend, place)
+        start = out.set(f"select i1 {summed.is_first}, ptr {summed.begin}, ptr {to}")
+        offsets = out.element("i64", made.offsets, i)
+        is_half = out.set(f"icmp sle i64 {made.valid}, {WIDTH // 2}")
+        which = out.set(f"add i64 {size}, {out.set(f'select i1 {is_half}, i64 {HALF}, i64 0')}")
+        arguments = (
+            f"ptr {offsets}, ptr {summed.x}, i64 {summed.lines}, i64 {summed.line_size}, ptr {summed.panel},"
+            f" ptr {start}, i64 {summed.down}, ptr {to}, i64 {made.outputs}, ptr {addend}, i1 {made.added},"
+            f" i64 {summed.block}, i64 {made.valid}, float {made.low}, float {made.high}"
+        )
+        cases = {
+            rows + more: f"call void @NAME_tile{rows}_{vectors}({arguments})"
+            for more, vectors in ((0, tile.vectors), (HALF, tile.vectors // 2))
+            for rows in range(1, tile.rows + 1)
+        }
+        out.switch(which, cases)
+
+
+def _put_offset(out: Function, at: Slots, offsets: str, i: str, pixel: str, a_map: str, line_size: str) -> None:
+    """Where the first tap of a pixel is read."""
+    image, inside = out.set(f"sdiv i64 {pixel}, {a_map}"), out.set(f"srem i64 {pixel}, {a_map}")
+    row, column = (out.set(f"{what} i64 {inside}, {at['columns']}") for what in ("sdiv", "srem"))
+    y = out.set(f"add i64 {_times(out, image, at['high'])}, {_times(out, row, at['down'])}")
+    x = _times(out, column, _times(out, at["across"], at["inputs"]))
+    offset = out.set(f"add i64 {_times(out, y, line_size)}, {x}")
+    out.line(f"store i64 {offset}, ptr {out.element('i64', offsets, i)}, align 8")
+
+
+def _times(out: Function, a: str, b: str) -> str:
+    return out.set(f"mul i64 {a}, {b}")
+
+
+def _least(out: Function, a: str, b: str) -> str:
+    return out.set(f"call i64 @llvm.smin.i64(i64 {a}, i64 {b})")
+
+
+def _over(out: Function, count: str, size: str) -> str:
+    """A number divided by another one, rounded up."""
+    up = out.set(f"add i64 {count}, {out.set(f'sub i64 {size}, 1')}")
+    return out.set(f"sdiv i64 {up}, {size}")
+
+
+def _share(out: Function, bound: str, jobs: str, items: str) -> str:
+    """Which job starts at an item."""
+    return _over(out, _times(out, bound, jobs), items)
