@@ -35,7 +35,7 @@ DENIED: tuple[tuple[str, str], ...] = (
     (r".*nested.*|.*jagged.*|to_padded_tensor", "is for nested tensors"),
     (r"(?!_?fake_quantize_per_tensor_affine_cachemask_tensor_qparams$)(?!fake_quantize).*quantize.*|q_.*|int_repr|dequantize|_fused_moving.*|.*fake_quantize_learnable.*",
      "is for quantized tensors"),
-    (r"_weight_int.*|_convert_weight.*|_dyn_quant.*|_scaled_mm.*|_grouped_mm", "trusts the layout of packed weights"),
+    (r"_weight_int.*|_convert_weight.*|_dyn_quant.*|_scaled_mm.*", "trusts the layout of packed weights"),
     (r"(?!mkldnn_rnn_layer$).*(cudnn|miopen|mkldnn|_mps|mps_|nnpack|triton|hip|cuda).*", "is one vendor's"),
     (r".*overrideable.*", "has no kernel of torch's own"),
     (r"_transform_bias_rescale_qkv", "is a short cut of torch's modules that trusts the shapes of its weights"),

@@ -47,6 +47,22 @@ def test_embedding_bags_are_checked() -> None:
         bag(weight, indices, torch.tensor([0]), False, 0, False, torch.ones(2))
 
 
+def test_grouped_products_are_checked() -> None:
+    product = checked(aten._grouped_mm.default)
+    assert product is not None
+    rows, stack = torch.rand(8, 16), torch.rand(2, 16, 4)
+    ends = torch.tensor([3, 8], dtype=torch.int32)
+    for left, right in ((rows, stack), (torch.rand(2, 4, 16), rows.mT), (rows.mT, rows)):
+        assert torch.equal(product(left, right, ends), aten._grouped_mm(left, right, ends))
+    assert torch.equal(product(stack.mT, stack), aten._grouped_mm(stack.mT, stack))
+    for wrong in ([3, 9], [-1, 8], [5, 3], [3, 1 << 30]):
+        with pytest.raises(RefusedOperands, match="offset"):
+            product(rows, stack, torch.tensor(wrong, dtype=torch.int32))
+    for offsets in (None, ends.long(), ends[None]):
+        with pytest.raises(RefusedOperands, match="offsets"):
+            product(rows, stack, offsets)
+
+
 def test_heads_of_queries_may_share_keys() -> None:
     attend = checked(aten._scaled_dot_product_flash_attention_for_cpu.default)
     assert attend is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,11 +38,14 @@ def _ids() -> Tensor:
     return torch.randint(0, 64, (2, 9), generator=torch.Generator().manual_seed(1))
 
 
-def test_frozen() -> None:
+def test_frozen(tmp_path: Path) -> None:
     model = _mixtral().eval()
+    frozen = dovetail.freeze(model, (_ids(),))
+    frozen.save(tmp_path / "experts.dovetail")
     with torch.no_grad():
         expected = model(_ids()).logits
-        assert torch.equal(dovetail.freeze(model, (_ids(),))(_ids()).logits, expected)
+        assert torch.equal(frozen(_ids()).logits, expected)
+        assert torch.equal(dovetail.load(tmp_path / "experts.dovetail")(_ids()).logits, expected)
 
 
 def test_steps() -> None:

@@ -281,6 +281,20 @@ def _pivots(given: Mapping[str, Any]) -> None:
     _within(pivots.abs() - 1, whole.shape[-2], "the pivots")
 
 
+def _grouped_product(given: Mapping[str, Any]) -> None:
+    """Each offset is where a group ends: in the rows of the left operand, the columns of the right one, or in both."""
+    left, right, ends = given["self"], given["mat2"], given["offs"]
+    require({left.dim(), right.dim()} <= {2, 3}, "an operand is no matrix, and no stack of matrices")
+    require(
+        (ends is None) == (left.dim() == right.dim() == 3), "groups are told by offsets, or by a stack in each operand"
+    )
+    if ends is not None:
+        require(ends.dim() == 1 and ends.dtype == torch.int32, "the offsets are not 32-bit integers in a row")
+        size = right.shape[-1] if left.dim() == 3 else left.shape[-2 if right.dim() == 3 else -1]
+        require(bool((ends.diff() >= 0).all()), "an offset is below the one before it")
+        _within(ends, size + 1, "the offsets")
+
+
 _CHECKS: dict[str, Check] = {
     **{
         f"{kind}_pad{dims}d_backward": _of_forward(getattr(torch.ops.aten, f"{kind}_pad{dims}d").default, "padding")
@@ -323,6 +337,7 @@ _CHECKS: dict[str, Check] = {
     **{"gru": _cells(3), "lstm": _cells(4), "rnn_tanh": _cells(1), "rnn_relu": _cells(1)},
     **{"_transformer_encoder_layer_fwd": encoder_layer, "_native_multi_head_attention": attention_layer},
     "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams": one_of_each,
+    "_grouped_mm": _grouped_product,
     "_foreach_copy": lambda given: require(len(given["src"]) <= len(given["self"]), "the second list is longer"),
 }
 CHECKED_OPERATORS = frozenset(_CHECKS)
