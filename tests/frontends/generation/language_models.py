@@ -52,6 +52,13 @@ _KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "Mixtral": ("MixtralForCausalLM", "MixtralConfig", {**_SIZES, "num_local_experts": 2}),
 }
 KINDS = tuple(_KINDS)
+_KINDS["OpenAI GPT"] = ("OpenAIGPTLMHeadModel", "OpenAIGPTConfig", {**_KINDS["GPT-2"][2]})  # without a cache
+_KINDS["BART, its decoder"] = (
+    "BartForCausalLM",
+    "BartConfig",
+    {"d_model": 32, "decoder_layers": 1, "decoder_attention_heads": 4, "decoder_ffn_dim": 48, "vocab_size": WORDS}
+    | {"max_position_embeddings": 64, "is_encoder_decoder": False, "forced_eos_token_id": None},
+)
 
 
 def language_model(kind: str = "Llama", **changes: Any) -> Any:

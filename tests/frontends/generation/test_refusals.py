@@ -15,6 +15,8 @@ from dovetail.artifact.container import open_container, write_container
 from dovetail.artifact.json_text import json_bytes
 from dovetail.errors import BadArtifact
 from dovetail.frontends.generation.habits import Habits, habits_from_json
+from dovetail.frontends.generation.prepared_inputs import check_prepared_inputs
+from dovetail.frontends.generation.recorded_cache import LayerShape
 from tests.frontends.generation.language_models import language_model
 
 PROMPTS = torch.tensor([[5, 6, 7]])
@@ -58,6 +60,25 @@ def test_calls(frozen: FrozenGenerator, args: Any, options: dict[str, Any], code
         frozen.generate(*args, **options)
     assert caught.value.code == code
     assert said in str(caught.value)
+
+
+def test_models_that_look_at_the_whole_text() -> None:
+    """Phi-3 drops its cache where a text outgrows the first frequencies, OpenAI's GPT has none, BART counts it."""
+    scaling = {"type": "longrope", "rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0}
+    scaling |= {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [2.0, 2.2, 2.4, 2.6]}
+    scaling |= {"original_max_position_embeddings": 12}
+    model = language_model("Phi-3", original_max_position_embeddings=12, rope_scaling=scaling)
+    for slots, most in ((False, 13), (True, 12)):
+        with pytest.raises(DovetailError, match=f"after 13 tokens its prepare_inputs(?s:.)*max_length={most}\\b"):
+            dovetail.freeze_generation(model, max_length=24, slots=slots)
+    with pytest.raises(DovetailError, match="some of its layers do not use the cache"):
+        dovetail.freeze_generation(language_model("OpenAI GPT"), max_length=8)
+    with pytest.raises(DovetailError, match="its logits depend on what its cache says of its length"):
+        dovetail.freeze_generation(language_model("BART, its decoder"), max_length=8)
+    layers = [LayerShape(4, 8, 8, 13, torch.float32, False)]
+    check_prepared_inputs(model, layers, 12, 1)
+    with pytest.raises(DovetailError, match=r"after 2 tokens(?s:.)*call generate of the model itself"):
+        check_prepared_inputs(language_model("OpenAI GPT"), layers, 12, 1)
 
 
 def test_options_that_change_nothing(frozen: FrozenGenerator) -> None:

@@ -14,6 +14,7 @@ from dovetail.frontends.generation.choosing import NEUTRAL, Choosing, is_neutral
 from dovetail.frontends.generation.generator import FrozenGenerator
 from dovetail.frontends.generation.habits import Habits
 from dovetail.frontends.generation.language_model import LanguageModel, attention_of
+from dovetail.frontends.generation.prepared_inputs import check_prepared_inputs
 from dovetail.frontends.generation.recorded_cache import LayerShape, transformers_caches
 
 _EXAMPLE = 5  # tokens of a prompt
@@ -51,7 +52,12 @@ def freeze_generation(
     habits = _habits(model)
     with torch.inference_mode(False), torch.no_grad():
         layers = _layers(model, config, max_length)
+        spare = 0 if slots else 1  # the last token of a text is not continued; `step` of slots may be given it
+        check_prepared_inputs(model, layers, max_length - spare, spare)
         whole = LanguageModel(model, layers, batch, max_length, habits)
+        if not model.training and whole.reads_length():
+            reason = "its logits depend on what its cache says of its length, and rows of a frozen one have one each"
+            raise NotFreezable(what=type(model).__name__, reason=reason, hint="call generate of the model itself")
         calls, sizes = _calls(whole, batch, max_length, batch > 1 if padding is None else padding, slots)
         frozen = freeze(whole, calls, dynamic_shapes=sizes, **options)
     assert isinstance(frozen, FrozenGenerator), "a LanguageModel freezes to one"
@@ -121,8 +127,14 @@ def _layers(model: Any, config: Any, length: int) -> list[LayerShape]:
     tried = caches.DynamicCache(config=config)
     tokens = torch.zeros(1, 2, dtype=torch.int64, device=next(model.parameters()).device)
     model(input_ids=tokens, past_key_values=tried, use_cache=True)
-    found = []
-    for kept, layer in zip(tried.layers, caches.StaticCache(config=config, max_cache_len=length).layers, strict=True):
+    found: list[LayerShape] = []
+    is_used = [getattr(kept, "keys", tried) is not None for kept in tried.layers]
+    used = sum(is_used)  # the others are an encoder's that is not there (BART)
+    static = caches.StaticCache(config=config, max_cache_len=length).layers
+    if not used or not all(is_used[:used]):
+        hint = "dovetail.freeze takes it without a cache: use_cache=False"
+        raise NotFreezable(what=type(model).__name__, reason="some of its layers do not use the cache", hint=hint)
+    for kept, layer in zip(tried.layers[:used], static[:used], strict=True):
         if type(layer) not in (caches.StaticLayer, caches.StaticSlidingWindowLayer):
             reason = f"its cache has a {type(layer).__name__}"
             hint = "dovetail.freeze takes it without a cache: use_cache=False"

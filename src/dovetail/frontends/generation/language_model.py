@@ -63,6 +63,7 @@ class LanguageModel(FreezesTo):
         self.model = model
         self._layers = tuple(layers)
         self._length = length
+        self._before = 0  # what the cache says of its length
         config: Any = model.config
         text = config.get_text_config(decoder=True)
         self._is_eager = attention_of(text) == "eager"
@@ -86,6 +87,23 @@ class LanguageModel(FreezesTo):
     def window(self) -> int | None:
         """The length of layers that slide, and are shorter than the others."""
         return next((one.length for one in self._layers if one.window and one.length < self._length), None)
+
+    @torch.no_grad()
+    def reads_length(self) -> bool:
+        """Whether the model asks its cache how many tokens came before, and then gives other logits.
+
+        A cache here has no such number, but one for each row, in a tensor.
+        """
+        one = self.seen.new_zeros((len(self.seen), 1), dtype=torch.int64)
+        found = []
+        for before in (0, 1):
+            self.prefill(one)
+            self._before = before
+            found.append(self.decode(one).view(torch.int32))
+            self._before = 0
+        for state in self.buffers(recurse=False):
+            state.zero_()
+        return not torch.equal(*found)
 
     # --- prompts ------------------------------------------------------------------------------------------------------
 
@@ -209,7 +227,7 @@ class LanguageModel(FreezesTo):
                 )
 
             made.append((one, update, seen))
-        return cache_of(made)
+        return cache_of(made, self._before)
 
     def _masks(self, given: Tensor, count: int, seen_in_window: int | None) -> Any:
         """Masks for padded prompts. given: bool[batch, count]."""

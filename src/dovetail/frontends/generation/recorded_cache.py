@@ -35,12 +35,18 @@ class RecordedLayer:
     is_compileable = True
     is_initialized = True
 
-    def __init__(self, shape: LayerShape, update: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], seen: int) -> None:
-        """update: takes new keys and values in, and gives those that are attended to. seen: of those, in prefill."""
+    def __init__(
+        self, shape: LayerShape, update: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], seen: int, before: int = 0
+    ) -> None:
+        """update: takes new keys and values in, and gives those that are attended to. seen: of those, in prefill.
+
+        before: how many tokens came before. Recorded calls have it as a tensor of their own.
+        """
         self.is_sliding = shape.window
         self.max_cache_len = shape.length
         self._update = update
         self._seen = seen
+        self._before = before
 
     def update(self, keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Take new keys and values in."""
@@ -51,8 +57,8 @@ class RecordedLayer:
         return self._seen, 0
 
     def get_seq_length(self) -> int:
-        """How many tokens came before. Only prefill asks, which starts with an empty cache."""
-        return 0
+        """How many tokens came before. Of recorded calls only prefill asks, which starts with an empty cache."""
+        return self._before
 
     def get_max_length(self) -> int:
         """How many tokens there is room for."""
@@ -67,16 +73,23 @@ def transformers_caches() -> Any:
     return importlib.import_module("transformers.cache_utils")
 
 
+def common_preparation() -> Any:
+    """What models of transformers have for `prepare_inputs_for_generation` unless they have their own."""
+    return importlib.import_module("transformers.generation").GenerationMixin.prepare_inputs_for_generation
+
+
 @cache
 def _layer_class() -> Any:
     """The class that transformers takes for a layer of a cache."""
     return type("RecordedCacheLayer", (RecordedLayer, transformers_caches().CacheLayerMixin), {})
 
 
-def cache_of(layers: Sequence[tuple[LayerShape, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], int]]) -> Any:
+def cache_of(
+    layers: Sequence[tuple[LayerShape, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], int]], before: int = 0
+) -> Any:
     """A cache of transformers with these layers; for each its shape, what takes keys in, and how many are seen."""
     made = _layer_class()
-    return transformers_caches().Cache(layers=[made(*one) for one in layers])
+    return transformers_caches().Cache(layers=[made(*one, before) for one in layers])
 
 
 def put_first(buffer: Tensor, new: Tensor) -> Tensor:
