@@ -16,6 +16,7 @@ import torch
 from dovetail.analysis.liveness import simulate_peak
 from dovetail.capture.step_tensors import MadeTensor, look_of
 from dovetail.execute.addresses import without_machine_code
+from dovetail.execute.needs import Needs
 from dovetail.execute.step import CompiledStepProgram
 from dovetail.frontends.step.containers import Path, Slot
 from dovetail.frontends.step.kept import Handed, New, Tree, grown
@@ -87,10 +88,17 @@ class MadeState:
         return any(type(made.old) is bool for made in self._made) and any(call.before for call in later.host_calls)
 
     def is_no_more_than_eager(self, later: CompiledStepProgram) -> bool:
-        """Whether all of it, made before a program of later calls runs, takes no more than eager mode does."""
+        """Whether all of it, made before a program of later calls runs, takes no more than eager mode does.
+
+        What operators take besides counts on both sides, and is looked for in eager mode where it decides.
+        """
         recorded, hints = self._recorded.programs.recorded, self._recorded.recording.size_hints
-        peak = simulate_peak(later.program, later.hints).peak_bytes
-        return self.size_bytes + peak <= simulate_peak(recorded, hints).peak_bytes
+        taken = self.size_bytes + later.run_bytes
+        if taken <= simulate_peak(recorded, hints).peak_bytes:
+            return True
+        needs = Needs(hints)
+        needs.measure(recorded.nodes)
+        return taken <= simulate_peak(recorded, hints, need_of=needs.need_of).peak_bytes
 
     def options(self, options: Options, *, is_once: bool = False) -> Options:
         """Options for a program that makes the state: under a limit above the state, it counts as such.
