@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import dovetail
 from dovetail.execute.native.convolutions import convolution_call
-from dovetail.execute.native.panel_text import NARROW, WIDE, Tile
 from dovetail.execute.native.panels import multiplies_panels
+from dovetail.execute.native.tile_text import NARROW, WIDE, Tile
 from dovetail.ops.packed import ACTIVATIONS, applied
 from dovetail.ops.panel_convolutions import PACK_TAPS, PanelConv, plain_kernel
 from tests.rotation import rotated

@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import dovetail
 from dovetail.execute.native.int8_rows import int8_call, multiplies_int8_panels
 from dovetail.execute.native.machine import has_dot_products, unavailable
-from dovetail.execute.native.panel_text import NARROW, WIDE, Tile
 from dovetail.execute.native.panels import multiplies_panels
+from dovetail.execute.native.tile_text import NARROW, WIDE, Tile
 from dovetail.ops import prims
 from dovetail.ops.packed import ACTIVATIONS, applied
 from dovetail.ops.quantized import PACK_INT8_PANELS, int8_panel_linear

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import dovetail
-from dovetail.execute.native.panel_text import NARROW, WIDE, Tile
 from dovetail.execute.native.panels import multiplies_panels, panel_call
+from dovetail.execute.native.tile_text import NARROW, WIDE, Tile
 from dovetail.ops.packed import ACTIVATIONS, applied
 from dovetail.ops.panels import PACK_PANELS, PanelLinear
 from tests.rotation import rotated
@@ -64,6 +64,13 @@ def test_sizes(tile: Tile, rows: tuple[int, ...], inputs: int, outputs: int, has
 
 
 @pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize("outputs", [64, 65, 95, 96, 255, 256, 257, 319, 550])
+def test_one_row_by_several_panels(tile: Tile, outputs: int) -> None:
+    for inputs, has_bias, activation in ((1, True, "none"), (63, False, "gelu"), (300, True, "relu6")):
+        _check(tile, activation, (1,), inputs, outputs, has_bias=has_bias)
+
+
+@pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize("activation", sorted(ACTIVATIONS))
 def test_activations(tile: Tile, activation: str) -> None:
     _check(tile, activation, (7,), 300, 45, has_bias=True)
@@ -84,8 +91,9 @@ def test_numbers_that_are_special_become_what_eager_makes_of_them(tile: Tile, ac
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_threads_give_the_same_bits(threads: int) -> None:
-    x, weight, bias = torch.randn(40, 300), torch.randn(1000, 300), torch.randn(1000)
+@pytest.mark.parametrize("rows", [1, 40])
+def test_threads_give_the_same_bits(threads: int, rows: int) -> None:
+    x, weight, bias = torch.randn(rows, 300), torch.randn(1000, 300), torch.randn(1000)
     call, panels = panel_call(PanelLinear("gelu")), PACK_PANELS(weight)
     former = torch.get_num_threads()
     try:

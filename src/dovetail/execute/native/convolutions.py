@@ -17,8 +17,9 @@ from dovetail.execute.native.depthwise_text import depthwise_text
 from dovetail.execute.native.direct_text import MOST_PIXELS, direct_text
 from dovetail.execute.native.driver import THREADED
 from dovetail.execute.native.machine import driver, function_of
-from dovetail.execute.native.panel_text import Tile, panel_function
+from dovetail.execute.native.panel_text import panel_function
 from dovetail.execute.native.panels import CLAMPS, PRODUCT, PRODUCT_SLOTS, Finish, finish_of, items_of, usual_tile
+from dovetail.execute.native.tile_text import Tile
 from dovetail.ops.packed import applied
 from dovetail.ops.panel_convolutions import PanelConv, taps_shape
 from dovetail.torch_compat.fakes import is_fake

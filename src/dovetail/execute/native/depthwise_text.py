@@ -9,7 +9,7 @@ that lie outside are left out, which is what zeros around the image would add.
 from __future__ import annotations
 
 from dovetail.execute.native.convolution_text import HEAD, NEXT_ROW, RESULT_ROW, activated
-from dovetail.execute.native.panel_text import ATTRIBUTES, Tile, activations_text, clamped, declarations, limits, splat
+from dovetail.execute.native.tile_text import ATTRIBUTES, Tile, activations_text, clamped, declarations, limits, splat
 
 _PIXELS = 8  # of a row of results that share a tap
 

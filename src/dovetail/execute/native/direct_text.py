@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from dovetail.execute.native.convolution_text import Slots
 from dovetail.execute.native.llvm_function import Function
-from dovetail.execute.native.panel_text import ATTRIBUTES, HALF, Tile, activations_text, declarations, splat, stored
+from dovetail.execute.native.tile_text import ATTRIBUTES, HALF, Tile, activations_text, declarations, splat, stored
 from dovetail.execute.native.vector_activations import CODES
 from dovetail.ops.panels import WIDTH
 

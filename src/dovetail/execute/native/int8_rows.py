@@ -18,10 +18,10 @@ from dovetail.execute.native.claim_base import OwnKernelBase
 from dovetail.execute.native.driver import THREADED
 from dovetail.execute.native.int8_text import int8_function
 from dovetail.execute.native.machine import driver, has_dot_products, unavailable
-from dovetail.execute.native.panel_text import NARROW, WIDE, Tile
 from dovetail.execute.native.panels import CLAMPS, Finish, finish_of, items_of, multiplies_panels, usual_tile
 from dovetail.execute.native.round_rows_text import rounding_function
 from dovetail.execute.native.rows import Address, Addresses, ReadyRow, Storages, table_row
+from dovetail.execute.native.tile_text import NARROW, WIDE, Tile
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Operand, Value
 from dovetail.ops.packed import applied

@@ -15,7 +15,7 @@ from __future__ import annotations
 from functools import cache
 
 from dovetail.execute.native.machine import function_of
-from dovetail.execute.native.panel_text import (
+from dovetail.execute.native.tile_text import (
     ATTRIBUTES,
     Tile,
     activations_text,

@@ -3,8 +3,9 @@
     slots: items, pointers (result, x, panels, bias), rows, inputs, outputs, panels, whether there is a bias, the least
     and the largest number that a result may be (two `float`), the activation
 
-Items are shares of the work: panels are divided in proportion. Sums are of blocks of 256 products (64 where there are
-few rows), added one after the other, so that rounding grows as in BLAS. NaN stays NaN where results are clamped.
+Items are shares of the work: panels are divided in proportion. One row reads several panels at once, side by side. Sums
+are of blocks of 256 products (64 where there are few rows), added one after the other, so that rounding grows as in
+BLAS. NaN stays NaN where results are clamped.
 
 Source: Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008); Van Zee and van de Geijn,
 "BLIS" (2015), for micro-panels.
@@ -12,38 +13,28 @@ Source: Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplicatio
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
 from dovetail.execute.native.machine import function_of
-from dovetail.execute.native.vector_activations import CODES, activation_text
+from dovetail.execute.native.tile_text import (
+    HALF,
+    Tile,
+    activations_text,
+    declarations,
+    group_calls,
+    group_sizes,
+    groups_text,
+    taken_lines,
+    tile_calls,
+    tiles_text,
+)
+from dovetail.execute.native.vector_activations import CODES
 from dovetail.ops.panels import WIDTH
-
-HALF = 100
-"""Added to the number of rows of a tile that is half as wide."""
 
 _BLOCK = 256  # products of a sum that is added to others
 _FEW, _SHORT = 4, 64  # of so many rows at most, blocks are shorter: BLAS rounds less there, too
 _CHUNK = 96  # rows whose part of the input stays in the cache while all panels are read
-_AHEAD = 64  # lines of a panel that are fetched before they are read
 _NAME = "panels"
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """lanes: of a vector. rows: of a tile at most, so that sums, a line of a panel and a number fit in registers."""
-
-    lanes: int
-    rows: int
-
-    @property
-    def vectors(self) -> int:
-        """Of a line of a panel."""
-        return WIDTH // self.lanes
-
-
-WIDE, NARROW = Tile(16, 12), Tile(8, 2)
-"""For AVX-512, with 32 registers, and for AVX2, with 16."""
 
 
 @cache
@@ -56,194 +47,8 @@ def panel_function(tile: Tile) -> int:
 
 def panel_text(tile: Tile) -> str:
     """The module, for tiles of a size."""
-    return declarations(tile) + tiles_text(tile, _NAME) + activations_text(tile, _NAME) + _all_tiles(tile)
-
-
-def tiles_text(tile: Tile, name: str) -> str:
-    """The functions of tiles of all numbers of rows, `name_tile1` and so on."""
-    return "\n".join(
-        _tile(tile, rows, name, range(vectors))
-        for vectors in sorted({tile.vectors, tile.vectors // 2})
-        for rows in range(1, tile.rows + 1)
-    )
-
-
-def pair_text(tile: Tile, name: str) -> str:
-    """The function of one row by two whole panels at once, `name_pair`: sums of one panel wait for each other."""
-    v, lanes, vectors = _vector(tile), tile.lanes, range(2 * tile.vectors)
-    head = (
-        f"define internal void @{name}_pair(ptr %x, ptr %panel, i64 %apart, ptr %start, ptr %out, i64 %block,"
-        f" float %least, float %most) noinline {ATTRIBUTES} {{"
-    )
-    out = ["entry:", "%other = getelementptr float, ptr %panel, i64 %apart", "br label %sum", "sum:"]
-    out += ["%n = phi i64 [0, %entry], [%n_next, %sum]"]
-    lines = ("panel", "other")
-    out += [f"%line_{each} = phi ptr [%{each}, %entry], [%next_{each}, %sum]" for each in lines]
-    out += [f"%c{j} = phi {v} [zeroinitializer, %entry], [%d{j}, %sum]" for j in vectors]
-    out += ["%xp = getelementptr float, ptr %x, i64 %n", "%s = load float, ptr %xp, align 4"]
-    out += splat("%v", "float", "%s", lanes)
-    for j in vectors:
-        line, at = lines[j // tile.vectors], j % tile.vectors * lanes
-        out.append(f"%wp{j} = getelementptr float, ptr %line_{line}, i64 {at}")
-        out.append(f"%w{j} = load {v}, ptr %wp{j}, align 4")
-        out.append(f"%d{j} = call {v} @llvm.fma.v{lanes}f32({v} %v, {v} %w{j}, {v} %c{j})")
-    for line in lines:
-        out.append(f"%next_{line} = getelementptr float, ptr %line_{line}, i64 {WIDTH}")
-    out += [
-        "%n_next = add i64 %n, 1",
-        "%is_last = icmp eq i64 %n_next, %block",
-        "br i1 %is_last, label %done, label %sum",
-    ]
-    out += ["done:", *limits(lanes)]
-    for j in vectors:
-        out.append(f"%st{j} = getelementptr float, ptr %start, i64 {j * lanes}")
-        out.append(f"%b{j} = load {v}, ptr %st{j}, align 4")
-        out += [f"%t{j} = fadd {v} %b{j}, %d{j}", *clamped(f"%t{j}", j, lanes)]
-        out.append(f"%o{j} = getelementptr float, ptr %out, i64 {j * lanes}")
-        out.append(f"store {v} %r{j}, ptr %o{j}, align 4")
-    return "\n".join([head, *out, "ret void", "}\n"])
-
-
-def tile_calls(tile: Tile, name: str, arguments: str) -> tuple[str, str]:
-    """The cases of a switch and the calls of tiles: for whole panels, and for those of which half is filled, which add
-    `HALF` to the number of rows.
-    """
-    sizes = range(1, tile.rows + 1)
-    halves = {0: tile.vectors, HALF: tile.vectors // 2}
-    cases = " ".join(f"i64 {rows + more}, label %of{rows + more}" for more in halves for rows in sizes)
-    calls = "\n".join(
-        f"of{rows + more}:\n  call void @{name}_tile{rows}_{vectors}({arguments})\n  br label %next_tile"
-        for more, vectors in halves.items()
-        for rows in sizes
-    )
-    return cases, calls
-
-
-def activations_text(tile: Tile, name: str) -> str:
-    """The functions of activations, `name_gelu` and so on."""
-    return "".join(activation_text(f"{name}_{each}", each, tile.lanes, ATTRIBUTES) for each in CODES)
-
-
-def declarations(tile: Tile) -> str:
-    """What these functions call."""
-    return _DECLARED.format(v=_vector(tile), m=f"<{tile.lanes} x i1>", n=tile.lanes)
-
-
-ATTRIBUTES = '"prefer-vector-width"="512" "min-legal-vector-width"="512"'  # or LLVM halves vectors on some processors
-_DECLARED = """
-declare {v} @llvm.fma.v{n}f32({v}, {v}, {v})
-declare {v} @llvm.masked.load.v{n}f32.p0(ptr, i32, {m}, {v})
-declare void @llvm.masked.store.v{n}f32.p0({v}, ptr, i32, {m})
-declare {v} @llvm.roundeven.v{n}f32({v})
-declare void @llvm.prefetch.p0(ptr, i32, i32, i32)
-declare i64 @llvm.smin.i64(i64, i64)
-"""
-
-
-def splat(name: str, kind: str, number: str, lanes: int) -> list[str]:
-    """A vector of one number, so many times, as `name`. kind: of the number."""
-    vector = f"<{lanes} x {kind}>"
-    return [
-        f"{name}_one = insertelement {vector} poison, {kind} {number}, i64 0",
-        f"{name} = shufflevector {vector} {name}_one, {vector} poison, <{lanes} x i32> zeroinitializer",
-    ]
-
-
-def limits(lanes: int) -> list[str]:
-    """Vectors of the least and of the largest result, `%low` and `%high`."""
-    return [*splat("%low", "float", "%least", lanes), *splat("%high", "float", "%most", lanes)]
-
-
-def clamped(number: str, at: object, lanes: int) -> list[str]:
-    """A vector within these, as `%r` and where it is; NaN stays NaN."""
-    v, mask = f"<{lanes} x float>", f"<{lanes} x i1>"
-    return [
-        f"%under{at} = fcmp olt {v} {number}, %low",
-        f"%raised{at} = select {mask} %under{at}, {v} %low, {v} {number}",
-        f"%over{at} = fcmp ogt {v} %raised{at}, %high",
-        f"%r{at} = select {mask} %over{at}, {v} %high, {v} %raised{at}",
-    ]
-
-
-def mask_of_columns(vector: int, lanes: int) -> list[str]:
-    """Which of a panel's columns there are in one of its vectors, as `%mask` and its number."""
-    numbers = ", ".join(f"i64 {n}" for n in range(lanes))
-    return [
-        f"%left{vector} = sub i64 %columns, {vector * lanes}",
-        *splat(f"%lefts{vector}", "i64", f"%left{vector}", lanes),
-        f"%mask{vector} = icmp slt <{lanes} x i64> <{numbers}>, %lefts{vector}",
-    ]
-
-
-def _vector(tile: Tile) -> str:
-    return f"<{tile.lanes} x float>"
-
-
-def _tile(tile: Tile, rows: int, name: str, vectors: range) -> str:
-    """A function: some rows by a block of a panel, added to the bias or to what is in the result."""
-    v, lanes = _vector(tile), tile.lanes
-    head = (
-        f"define internal void @{name}_tile{rows}_{len(vectors)}(ptr %x, i64 %down, ptr %panel, ptr %start,"
-        f" i64 %start_down, ptr %out, i64 %out_down, i64 %block, i64 %columns,"
-        f" float %least, float %most) noinline {ATTRIBUTES} {{"
-    )
-    out = ["entry:"]
-    out += [f"%x{i} = getelementptr float, ptr %x, i64 %xo{i}" for i in range(rows)]
-    out[1:1] = [f"%xo{i} = mul i64 %down, {i}" for i in range(rows)]
-    out += ["br label %sum", "sum:"]
-    out += ["%n = phi i64 [0, %entry], [%n_next, %sum]", "%line = phi ptr [%panel, %entry], [%line_next, %sum]"]
-    places = [(i, j) for i in range(rows) for j in vectors]
-    out += [f"%c{i}_{j} = phi {v} [zeroinitializer, %entry], [%d{i}_{j}, %sum]" for i, j in places]
-    for j in vectors:
-        out.append(f"%wp{j} = getelementptr float, ptr %line, i64 {j * lanes}")
-        out.append(f"%w{j} = load {v}, ptr %wp{j}, align 4")
-    for j in range(2):
-        out.append(f"%ahead{j} = getelementptr float, ptr %line, i64 {_AHEAD * WIDTH + j * 16}")
-        out.append(f"call void @llvm.prefetch.p0(ptr %ahead{j}, i32 0, i32 3, i32 1)")
-    for i in range(rows):
-        out.append(f"%xp{i} = getelementptr float, ptr %x{i}, i64 %n")
-        out.append(f"%s{i} = load float, ptr %xp{i}, align 4")
-        out += splat(f"%v{i}", "float", f"%s{i}", lanes)
-        for j in vectors:
-            out.append(f"%d{i}_{j} = call {v} @llvm.fma.v{lanes}f32({v} %v{i}, {v} %w{j}, {v} %c{i}_{j})")
-    out += [f"%line_next = getelementptr float, ptr %line, i64 {WIDTH}", "%n_next = add i64 %n, 1"]
-    out += ["%is_last = icmp eq i64 %n_next, %block", "br i1 %is_last, label %done, label %sum", "done:"]
-    return "\n".join([head, *out, *stored(tile, rows, vectors), "ret void", "}"])
-
-
-def stored(tile: Tile, rows: int, vectors: range, *, adds: bool = False) -> list[str]:
-    """Sums are added to what they start from, clamped, and written, as many columns as there are. adds: whether there
-    may be an addend, which is laid out as the result is.
-    """
-    v, lanes, out = _vector(tile), tile.lanes, list[str]()
-    mask = f"<{lanes} x i1>"
-    nothing = f"<{', '.join(['float -0.0'] * lanes)}>"  # which changes no sum, not even the sign of a zero
-    out += limits(lanes)
-    for j in vectors:
-        out += mask_of_columns(j, lanes)
-        if adds:
-            out += [*splat(f"%all{j}", "i1", "%added", lanes), f"%adds{j} = and {mask} %mask{j}, %all{j}"]
-    for i in range(rows):
-        out.append(f"%oo{i} = mul i64 %out_down, {i}")
-        out.append(f"%so{i} = mul i64 %start_down, {i}")
-        for j in vectors:
-            at = f"{i}_{j}"
-            out.append(f"%op{at} = getelementptr float, ptr %out, i64 %oo{i}")
-            out.append(f"%o{at} = getelementptr float, ptr %op{at}, i64 {j * lanes}")
-            out.append(f"%sp{at} = getelementptr float, ptr %start, i64 %so{i}")
-            out.append(f"%st{at} = getelementptr float, ptr %sp{at}, i64 {j * lanes}")
-            arguments = f"ptr %st{at}, i32 4, {mask} %mask{j}, {v} zeroinitializer"
-            out.append(f"%b{at} = call {v} @llvm.masked.load.v{lanes}f32.p0({arguments})")
-            out.append(f"%t{at} = fadd {v} %b{at}, %d{at}")
-            if adds:
-                out.append(f"%ap{at} = getelementptr float, ptr %addend, i64 %oo{i}")
-                out.append(f"%aq{at} = getelementptr float, ptr %ap{at}, i64 {j * lanes}")
-                arguments = f"ptr %aq{at}, i32 4, {mask} %adds{j}, {v} {nothing}"
-                out.append(f"%a{at} = call {v} @llvm.masked.load.v{lanes}f32.p0({arguments})")
-                out.append(f"%e{at} = fadd {v} %t{at}, %a{at}")
-            out += clamped(f"%{'e' if adds else 't'}{at}", at, lanes)
-            out.append(f"call void @llvm.masked.store.v{lanes}f32.p0({v} %r{at}, ptr %o{at}, i32 4, {mask} %mask{j})")
-    return out
+    tiles = tiles_text(tile, _NAME) + groups_text(tile, _NAME)
+    return declarations(tile) + tiles + activations_text(tile, _NAME) + _all_tiles(tile)
 
 
 def _all_tiles(tile: Tile) -> str:
@@ -253,16 +58,26 @@ def _all_tiles(tile: Tile) -> str:
         " float %low, float %high"
     )
     cases, calls = tile_calls(tile, _NAME, arguments)
+    several = "ptr %xq, ptr %wq, i64 %size, ptr %start, ptr %oq, i64 %block, float %low, float %high"
+    more_cases, more_calls = group_calls(tile, _NAME, several)
+    cases, calls = f"{cases} {more_cases}", f"{calls}\n{more_calls}"
     chosen = " ".join(f"i64 {code}, label %{name}" for name, code in CODES.items())
     applied = "\n".join(
         f"{name}:\n  call void @{_NAME}_{name}(ptr %op, i64 %high_rows, i64 %outputs, i64 %columns)\n"
         "  br label %next_panel"
         for name in CODES
     )
-    text = _LOOPS
+    text = _LOOPS.replace("TAKEN", taken_lines(tile, "%high_rows", "%columns_left", "%panels_left"))
     for name, lines in (("ACTIVATIONS", chosen), ("ACTIVATE", applied), ("CASES", cases), ("CALLS", calls)):
         text = text.replace(name, lines)
-    numbers = {"WIDTH": WIDTH, "BLOCK": _BLOCK, "CHUNK": _CHUNK, "FEW": _FEW, "SHORT": _SHORT}
+    numbers = {
+        "ZEROS": max(group_sizes(tile)) * WIDTH,
+        "WIDTH": WIDTH,
+        "BLOCK": _BLOCK,
+        "CHUNK": _CHUNK,
+        "FEW": _FEW,
+        "SHORT": _SHORT,
+    }
     numbers |= {"MIDDLE": WIDTH // 2, "ADDED": HALF, "MOST_LESS": tile.rows - 1, "MOST": tile.rows}
     for name, number in numbers.items():
         text = text.replace(name, str(number))
@@ -270,7 +85,7 @@ def _all_tiles(tile: Tile) -> str:
 
 
 _LOOPS = """
-@NAME_zeros = internal constant [WIDTH x float] zeroinitializer, align 64
+@NAME_zeros = internal constant [ZEROS x float] zeroinitializer, align 64
 
 define void @NAME(ptr %row, i64 %from, i64 %to) {
 entry:
@@ -330,7 +145,9 @@ panel:
   %j = phi i64 [%first, %chunk], [%j_next, %next_panel]
   %column = mul i64 %j, WIDTH
   %columns_left = sub i64 %outputs, %column
-  %columns = call i64 @llvm.smin.i64(i64 %columns_left, i64 WIDTH)
+  %panels_left = sub i64 %end, %j
+TAKEN
+  %columns = call i64 @llvm.smin.i64(i64 %columns_left, i64 %columns_most)
   %is_half = icmp sle i64 %columns, MIDDLE
   %more = select i1 %is_half, i64 ADDED, i64 0
   %size = mul i64 %inputs, WIDTH
@@ -368,7 +185,8 @@ tile:
   %oi = mul i64 %i, %outputs
   %oq = getelementptr float, ptr %op, i64 %oi
   %start = select i1 %is_first, ptr %begin, ptr %oq
-  %which = add i64 %size_of, %more
+  %which_tile = add i64 %size_of, %more
+  %which = select i1 %are_several, i64 %group, i64 %which_tile
   switch i64 %which, label %next_tile [CASES]
 CALLS
 next_tile:
@@ -385,7 +203,7 @@ activate:
 ACTIVATE
 
 next_panel:
-  %j_next = add i64 %j, 1
+  %j_next = add i64 %j, %taken
   %no_panel = icmp eq i64 %j_next, %end
   br i1 %no_panel, label %next_chunk, label %panel
 

@@ -14,7 +14,8 @@ import torch
 
 from dovetail.execute.native.driver import THREADED
 from dovetail.execute.native.machine import driver, has_vectors, unavailable
-from dovetail.execute.native.panel_text import NARROW, WIDE, Tile, panel_function
+from dovetail.execute.native.panel_text import panel_function
+from dovetail.execute.native.tile_text import NARROW, WIDE, Tile
 from dovetail.execute.native.vector_activations import CODES
 from dovetail.ops.packed import applied
 from dovetail.ops.panels import PanelLinear, check_panels

@@ -19,10 +19,10 @@ from dovetail.execute.native.claim_base import OwnKernelBase
 from dovetail.execute.native.driver import THREADED
 from dovetail.execute.native.machine import driver
 from dovetail.execute.native.panel_rows import is_in_order, known_sizes
-from dovetail.execute.native.panel_text import Tile
 from dovetail.execute.native.panels import items_of, multiplies_panels, usual_tile
 from dovetail.execute.native.recurrent_text import recurrent_function
 from dovetail.execute.native.rows import Access, Address, Addresses, ReadyRow, Storages, table_row
+from dovetail.execute.native.tile_text import Tile
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Operand, Value
 from dovetail.ops.panels import panels_shape

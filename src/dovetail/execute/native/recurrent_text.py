@@ -19,7 +19,18 @@ from functools import cache
 
 from dovetail.execute.native.llvm_function import Function
 from dovetail.execute.native.machine import function_of
-from dovetail.execute.native.panel_text import ATTRIBUTES, HALF, Tile, declarations, pair_text, tile_calls, tiles_text
+from dovetail.execute.native.tile_text import (
+    ATTRIBUTES,
+    HALF,
+    Tile,
+    declarations,
+    group_calls,
+    group_sizes,
+    groups_text,
+    taken_lines,
+    tile_calls,
+    tiles_text,
+)
 from dovetail.execute.native.vector_activations import VectorLines
 from dovetail.ops.panels import WIDTH
 from dovetail.ops.recurrent_layers import GATES
@@ -29,6 +40,7 @@ NUMBERS = 9
 """Slots behind those of pointers."""
 
 _WEIGHTS, _BIASES = 7, 11  # numbers of the first pointers to them
+_ANY = ("0xFFF0000000000000", "0x7FF0000000000000")  # the least and the largest number: infinities
 _BLOCK = 128  # products of a sum that is added to others
 _NAME = "recurrent"
 
@@ -46,7 +58,7 @@ def recurrent_text(kind: str, tile: Tile) -> str:
     parts = (
         declarations(tile),
         tiles_text(tile, _NAME),
-        pair_text(tile, _NAME),
+        groups_text(tile, _NAME),
         _product(tile),
         _gates(kind, tile),
         _MEMCPY,
@@ -62,19 +74,23 @@ def _product(tile: Tile) -> str:
     """A function: rows by panels, with a bias or without."""
     arguments = (
         "ptr %xq, i64 %down, ptr %wq, ptr %start, i64 %start_down, ptr %oq, i64 %out_down, i64 %block, i64 %columns,"
-        " float 0xFFF0000000000000, float 0x7FF0000000000000"
+        " float {}, float {}".format(*_ANY)
     )
     cases, calls = tile_calls(tile, _NAME, arguments)
-    text = _PRODUCT.replace("CASES", cases).replace("CALLS", calls).replace("ATTRIBUTES", ATTRIBUTES)
-    numbers = {"PAIR": 2 * WIDTH, "WIDTH": WIDTH, "BLOCK": _BLOCK, "MIDDLE": WIDTH // 2, "ADDED": HALF}
-    numbers |= {"MOST_LESS": tile.rows - 1, "MOST": tile.rows}
+    several = "ptr %xq, ptr %wq, i64 %size, ptr %start, ptr %oq, i64 %block, float {}, float {}".format(*_ANY)
+    more_cases, more_calls = group_calls(tile, _NAME, several)
+    text = _PRODUCT.replace("CASES", f"{cases} {more_cases}").replace("CALLS", f"{calls}\n{more_calls}")
+    most = str(max(group_sizes(tile)))  # as many panels are there as there are columns
+    text = text.replace("TAKEN", taken_lines(tile, "%rows", "%columns_left", most)).replace("ATTRIBUTES", ATTRIBUTES)
+    numbers = {"ZEROS": max(group_sizes(tile)) * WIDTH, "WIDTH": WIDTH, "BLOCK": _BLOCK, "MIDDLE": WIDTH // 2}
+    numbers |= {"ADDED": HALF, "MOST_LESS": tile.rows - 1, "MOST": tile.rows}
     for name, number in numbers.items():
         text = text.replace(name, str(number))
     return text.replace("NAME", _NAME)
 
 
 _PRODUCT = """
-@NAME_zeros = internal constant [PAIR x float] zeroinitializer, align 64
+@NAME_zeros = internal constant [ZEROS x float] zeroinitializer, align 64
 
 define internal void @NAME_product(ptr %x, i64 %down, ptr %panels, i64 %inputs, i64 %outputs, ptr %bias, i1 %has_bias,
     ptr %out, i64 %out_down, i64 %rows) noinline ATTRIBUTES {
@@ -88,10 +104,7 @@ panel:
   %column = phi i64 [0, %entry], [%column_next, %next_panel]
   %wp = phi ptr [%panels, %entry], [%wp_next, %next_panel]
   %columns_left = sub i64 %outputs, %column
-  %is_one = icmp eq i64 %rows, 1
-  %are_two = icmp sge i64 %columns_left, PAIR
-  %is_pair = and i1 %is_one, %are_two
-  %columns_most = select i1 %is_pair, i64 PAIR, i64 WIDTH
+TAKEN
   %columns = call i64 @llvm.smin.i64(i64 %columns_left, i64 %columns_most)
   %is_half = icmp sle i64 %columns, MIDDLE
   %more = select i1 %is_half, i64 ADDED, i64 0
@@ -126,14 +139,9 @@ tile:
   %oq = getelementptr float, ptr %op, i64 %oi
   %start = select i1 %is_first, ptr %begin, ptr %oq
   %which_of_one = add i64 %size_of, %more
-  %which = select i1 %is_pair, i64 PAIR, i64 %which_of_one
-  switch i64 %which, label %next_tile [CASES i64 PAIR, label %pair]
+  %which = select i1 %are_several, i64 %group, i64 %which_of_one
+  switch i64 %which, label %next_tile [CASES]
 CALLS
-pair:
-  call void @NAME_pair(ptr %xq, ptr %wq, i64 %size, ptr %start, ptr %oq, i64 %block,
-    float 0xFFF0000000000000, float 0x7FF0000000000000)
-  br label %next_tile
-
 next_tile:
   %i_next = add i64 %i, %size_of
   %todo_next = sub i64 %todo, 1
@@ -145,8 +153,7 @@ next_block:
 
 next_panel:
   %column_next = add i64 %column, %columns_most
-  %size_of_two = mul i64 %size, 2
-  %size_read = select i1 %is_pair, i64 %size_of_two, i64 %size
+  %size_read = mul i64 %size, %taken
   %wp_next = getelementptr float, ptr %wp, i64 %size_read
   %no_panel = icmp sge i64 %column_next, %outputs
   br i1 %no_panel, label %leave, label %panel

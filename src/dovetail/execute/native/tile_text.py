@@ -1,0 +1,256 @@
+"""LLVM's text of tiles: rows by a panel, or one row by several panels, kept in registers while they are summed.
+
+Kernels over panels (`panel_text`, `convolution_text`, `int8_text`, `recurrent_text`) put their loops around these.
+
+Source: Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008); Van Zee and van de Geijn,
+"BLIS" (2015), for micro-panels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dovetail.execute.native.vector_activations import CODES, activation_text
+from dovetail.ops.panels import WIDTH
+
+HALF = 100
+"""Added to the number of rows of a tile that is half as wide."""
+
+_GROUP = 1000  # is added to the number of panels in cases
+_AHEAD = 64  # lines of a panel that are fetched before they are read
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """lanes: of a vector. rows: of a tile at most, so that sums, a line of a panel and a number fit in registers."""
+
+    lanes: int
+    rows: int
+
+    @property
+    def vectors(self) -> int:
+        """Of a line of a panel."""
+        return WIDTH // self.lanes
+
+
+WIDE, NARROW = Tile(16, 12), Tile(8, 2)
+"""For AVX-512, with 32 registers, and for AVX2, with 16."""
+
+
+def tiles_text(tile: Tile, name: str) -> str:
+    """The functions of tiles of all numbers of rows, `name_tile1` and so on."""
+    return "\n".join(
+        _tile(tile, rows, name, range(vectors))
+        for vectors in sorted({tile.vectors, tile.vectors // 2})
+        for rows in range(1, tile.rows + 1)
+    )
+
+
+def group_sizes(tile: Tile) -> tuple[int, ...]:
+    """How many whole panels one row is multiplied by at once. A panel by itself is one stream of memory, of which
+    processors fetch too few lines ahead, and its sums wait for each other.
+    """
+    return (2, 8) if tile.lanes == WIDE.lanes else (2,)
+
+
+def groups_text(tile: Tile, name: str) -> str:
+    """The functions of one row by several panels, `name_group2` and so on."""
+    return "\n".join(_group(tile, name, panels) for panels in group_sizes(tile))
+
+
+def _group(tile: Tile, name: str, panels: int) -> str:
+    v, lanes, vectors = _vector(tile), tile.lanes, range(panels * tile.vectors)
+    head = (
+        f"define internal void @{name}_group{panels}(ptr %x, ptr %panel, i64 %apart, ptr %start, ptr %out, i64 %block,"
+        f" float %least, float %most) noinline {ATTRIBUTES} {{"
+    )
+    out = ["entry:"]
+    for at in range(panels):
+        out += [f"%far{at} = mul i64 %apart, {at}", f"%panel{at} = getelementptr float, ptr %panel, i64 %far{at}"]
+    out += ["br label %sum", "sum:", "%n = phi i64 [0, %entry], [%n_next, %sum]"]
+    out += [f"%c{j} = phi {v} [zeroinitializer, %entry], [%d{j}, %sum]" for j in vectors]
+    out += ["%xp = getelementptr float, ptr %x, i64 %n", "%s = load float, ptr %xp, align 4"]
+    out += [*splat("%v", "float", "%s", lanes), f"%offset = mul i64 %n, {WIDTH}"]
+    out += [f"%line{at} = getelementptr float, ptr %panel{at}, i64 %offset" for at in range(panels)]
+    for j in vectors:
+        out.append(f"%wp{j} = getelementptr float, ptr %line{j // tile.vectors}, i64 {j % tile.vectors * lanes}")
+        out.append(f"%w{j} = load {v}, ptr %wp{j}, align 4")
+        out.append(f"%d{j} = call {v} @llvm.fma.v{lanes}f32({v} %v, {v} %w{j}, {v} %c{j})")
+    out += ["%n_next = add i64 %n, 1", "%is_last = icmp eq i64 %n_next, %block"]
+    out += ["br i1 %is_last, label %done, label %sum", "done:", *limits(lanes)]
+    for j in vectors:
+        out.append(f"%st{j} = getelementptr float, ptr %start, i64 {j * lanes}")
+        out.append(f"%b{j} = load {v}, ptr %st{j}, align 4")
+        out += [f"%t{j} = fadd {v} %b{j}, %d{j}", *clamped(f"%t{j}", j, lanes)]
+        out.append(f"%o{j} = getelementptr float, ptr %out, i64 {j * lanes}")
+        out.append(f"store {v} %r{j}, ptr %o{j}, align 4")
+    return "\n".join([head, *out, "ret void", "}\n"])
+
+
+def taken_lines(tile: Tile, rows: str, columns_left: str, panels_left: str) -> str:
+    """How many panels are read at once, `%taken`, and their columns, `%columns_most`."""
+    out, taken = [f"%is_one = icmp eq i64 {rows}, 1"], "1"
+    for size in group_sizes(tile):
+        out += [
+            f"%wide{size} = icmp sge i64 {columns_left}, {size * WIDTH}",
+            f"%there{size} = icmp sge i64 {panels_left}, {size}",
+            f"%fits{size} = and i1 %wide{size}, %there{size}",
+            f"%takes{size} = and i1 %fits{size}, %is_one",
+            f"%taken{size} = select i1 %takes{size}, i64 {size}, i64 {taken}",
+        ]
+        taken = f"%taken{size}"
+    out += [f"%taken = add i64 {taken}, 0", f"%columns_most = mul i64 %taken, {WIDTH}"]
+    out += ["%are_several = icmp sgt i64 %taken, 1", f"%group = add i64 %taken, {_GROUP}"]
+    return "  " + "\n  ".join(out)
+
+
+def group_calls(tile: Tile, name: str, arguments: str) -> tuple[str, str]:
+    """The cases of a switch over `%group`, and the calls of groups."""
+    sizes = group_sizes(tile)
+    cases = " ".join(f"i64 {size + _GROUP}, label %of_group{size}" for size in sizes)
+    calls = "\n".join(
+        f"of_group{size}:\n  call void @{name}_group{size}({arguments})\n  br label %next_tile" for size in sizes
+    )
+    return cases, calls
+
+
+def tile_calls(tile: Tile, name: str, arguments: str) -> tuple[str, str]:
+    """The cases of a switch and the calls of tiles: for whole panels, and for those of which half is filled, which add
+    `HALF` to the number of rows.
+    """
+    sizes = range(1, tile.rows + 1)
+    halves = {0: tile.vectors, HALF: tile.vectors // 2}
+    cases = " ".join(f"i64 {rows + more}, label %of{rows + more}" for more in halves for rows in sizes)
+    calls = "\n".join(
+        f"of{rows + more}:\n  call void @{name}_tile{rows}_{vectors}({arguments})\n  br label %next_tile"
+        for more, vectors in halves.items()
+        for rows in sizes
+    )
+    return cases, calls
+
+
+def activations_text(tile: Tile, name: str) -> str:
+    """The functions of activations, `name_gelu` and so on."""
+    return "".join(activation_text(f"{name}_{each}", each, tile.lanes, ATTRIBUTES) for each in CODES)
+
+
+def declarations(tile: Tile) -> str:
+    """What these functions call."""
+    return _DECLARED.format(v=_vector(tile), m=f"<{tile.lanes} x i1>", n=tile.lanes)
+
+
+ATTRIBUTES = '"prefer-vector-width"="512" "min-legal-vector-width"="512"'  # or LLVM halves vectors on some processors
+_DECLARED = """
+declare {v} @llvm.fma.v{n}f32({v}, {v}, {v})
+declare {v} @llvm.masked.load.v{n}f32.p0(ptr, i32, {m}, {v})
+declare void @llvm.masked.store.v{n}f32.p0({v}, ptr, i32, {m})
+declare {v} @llvm.roundeven.v{n}f32({v})
+declare void @llvm.prefetch.p0(ptr, i32, i32, i32)
+declare i64 @llvm.smin.i64(i64, i64)
+"""
+
+
+def splat(name: str, kind: str, number: str, lanes: int) -> list[str]:
+    """A vector of one number, so many times, as `name`. kind: of the number."""
+    vector = f"<{lanes} x {kind}>"
+    return [
+        f"{name}_one = insertelement {vector} poison, {kind} {number}, i64 0",
+        f"{name} = shufflevector {vector} {name}_one, {vector} poison, <{lanes} x i32> zeroinitializer",
+    ]
+
+
+def limits(lanes: int) -> list[str]:
+    """Vectors of the least and of the largest result, `%low` and `%high`."""
+    return [*splat("%low", "float", "%least", lanes), *splat("%high", "float", "%most", lanes)]
+
+
+def clamped(number: str, at: object, lanes: int) -> list[str]:
+    """A vector within these, as `%r` and where it is; NaN stays NaN."""
+    v, mask = f"<{lanes} x float>", f"<{lanes} x i1>"
+    return [
+        f"%under{at} = fcmp olt {v} {number}, %low",
+        f"%raised{at} = select {mask} %under{at}, {v} %low, {v} {number}",
+        f"%over{at} = fcmp ogt {v} %raised{at}, %high",
+        f"%r{at} = select {mask} %over{at}, {v} %high, {v} %raised{at}",
+    ]
+
+
+def mask_of_columns(vector: int, lanes: int) -> list[str]:
+    """Which of a panel's columns there are in one of its vectors, as `%mask` and its number."""
+    numbers = ", ".join(f"i64 {n}" for n in range(lanes))
+    return [
+        f"%left{vector} = sub i64 %columns, {vector * lanes}",
+        *splat(f"%lefts{vector}", "i64", f"%left{vector}", lanes),
+        f"%mask{vector} = icmp slt <{lanes} x i64> <{numbers}>, %lefts{vector}",
+    ]
+
+
+def _vector(tile: Tile) -> str:
+    return f"<{tile.lanes} x float>"
+
+
+def _tile(tile: Tile, rows: int, name: str, vectors: range) -> str:
+    """A function: some rows by a block of a panel, added to the bias or to what is in the result."""
+    v, lanes = _vector(tile), tile.lanes
+    head = (
+        f"define internal void @{name}_tile{rows}_{len(vectors)}(ptr %x, i64 %down, ptr %panel, ptr %start,"
+        f" i64 %start_down, ptr %out, i64 %out_down, i64 %block, i64 %columns,"
+        f" float %least, float %most) noinline {ATTRIBUTES} {{"
+    )
+    out = ["entry:"]
+    out += [f"%x{i} = getelementptr float, ptr %x, i64 %xo{i}" for i in range(rows)]
+    out[1:1] = [f"%xo{i} = mul i64 %down, {i}" for i in range(rows)]
+    out += ["br label %sum", "sum:"]
+    out += ["%n = phi i64 [0, %entry], [%n_next, %sum]", "%line = phi ptr [%panel, %entry], [%line_next, %sum]"]
+    places = [(i, j) for i in range(rows) for j in vectors]
+    out += [f"%c{i}_{j} = phi {v} [zeroinitializer, %entry], [%d{i}_{j}, %sum]" for i, j in places]
+    for j in vectors:
+        out.append(f"%wp{j} = getelementptr float, ptr %line, i64 {j * lanes}")
+        out.append(f"%w{j} = load {v}, ptr %wp{j}, align 4")
+    for j in range(2):
+        out.append(f"%ahead{j} = getelementptr float, ptr %line, i64 {_AHEAD * WIDTH + j * 16}")
+        out.append(f"call void @llvm.prefetch.p0(ptr %ahead{j}, i32 0, i32 3, i32 1)")
+    for i in range(rows):
+        out.append(f"%xp{i} = getelementptr float, ptr %x{i}, i64 %n")
+        out.append(f"%s{i} = load float, ptr %xp{i}, align 4")
+        out += splat(f"%v{i}", "float", f"%s{i}", lanes)
+        for j in vectors:
+            out.append(f"%d{i}_{j} = call {v} @llvm.fma.v{lanes}f32({v} %v{i}, {v} %w{j}, {v} %c{i}_{j})")
+    out += [f"%line_next = getelementptr float, ptr %line, i64 {WIDTH}", "%n_next = add i64 %n, 1"]
+    out += ["%is_last = icmp eq i64 %n_next, %block", "br i1 %is_last, label %done, label %sum", "done:"]
+    return "\n".join([head, *out, *stored(tile, rows, vectors), "ret void", "}"])
+
+
+def stored(tile: Tile, rows: int, vectors: range, *, adds: bool = False) -> list[str]:
+    """Sums are added to what they start from, clamped, and written, as many columns as there are. adds: whether there
+    may be an addend, which is laid out as the result is.
+    """
+    v, lanes, out = _vector(tile), tile.lanes, list[str]()
+    mask = f"<{lanes} x i1>"
+    nothing = f"<{', '.join(['float -0.0'] * lanes)}>"  # which changes no sum, not even the sign of a zero
+    out += limits(lanes)
+    for j in vectors:
+        out += mask_of_columns(j, lanes)
+        if adds:
+            out += [*splat(f"%all{j}", "i1", "%added", lanes), f"%adds{j} = and {mask} %mask{j}, %all{j}"]
+    for i in range(rows):
+        out.append(f"%oo{i} = mul i64 %out_down, {i}")
+        out.append(f"%so{i} = mul i64 %start_down, {i}")
+        for j in vectors:
+            at = f"{i}_{j}"
+            out.append(f"%op{at} = getelementptr float, ptr %out, i64 %oo{i}")
+            out.append(f"%o{at} = getelementptr float, ptr %op{at}, i64 {j * lanes}")
+            out.append(f"%sp{at} = getelementptr float, ptr %start, i64 %so{i}")
+            out.append(f"%st{at} = getelementptr float, ptr %sp{at}, i64 {j * lanes}")
+            arguments = f"ptr %st{at}, i32 4, {mask} %mask{j}, {v} zeroinitializer"
+            out.append(f"%b{at} = call {v} @llvm.masked.load.v{lanes}f32.p0({arguments})")
+            out.append(f"%t{at} = fadd {v} %b{at}, %d{at}")
+            if adds:
+                out.append(f"%ap{at} = getelementptr float, ptr %addend, i64 %oo{i}")
+                out.append(f"%aq{at} = getelementptr float, ptr %ap{at}, i64 {j * lanes}")
+                arguments = f"ptr %aq{at}, i32 4, {mask} %adds{j}, {v} {nothing}"
+                out.append(f"%a{at} = call {v} @llvm.masked.load.v{lanes}f32.p0({arguments})")
+                out.append(f"%e{at} = fadd {v} %t{at}, %a{at}")
+            out += clamped(f"%{'e' if adds else 't'}{at}", at, lanes)
+            out.append(f"call void @llvm.masked.store.v{lanes}f32.p0({v} %r{at}, ptr %o{at}, i32 4, {mask} %mask{j})")
+    return out
