@@ -27,7 +27,7 @@ from dovetail.ir.sizes import SizeExpr
 from dovetail.ir.sub_programs import WithSubPrograms
 from dovetail.ops import prims
 from dovetail.ops.packed import PACK_CONV, PACK_LINEAR, PackedConv, PackedLinear
-from dovetail.ops.panels import PACK_PANELS, PanelLinear
+from dovetail.ops.panels import PACK_PANELS, PanelLinear, RecurrentLayer
 from dovetail.ops.quantized import (
     PACK_INT8,
     QUANTIZE_ROWS,
@@ -37,7 +37,6 @@ from dovetail.ops.quantized import (
     WEIGHT_SUMS,
     Int8Linear,
 )
-from dovetail.ops.recurrent_layers import RecurrentLayer
 from dovetail.ops.transfers import FETCH, FETCHED, SPILL, SPILLED
 from dovetail.torch_compat.dispatch import Argument, Overload, schema_of, tags_of
 from dovetail.torch_compat.symbols import number_function_text

@@ -24,9 +24,8 @@ from dovetail.ir.text import operator_text
 from dovetail.ops import prims
 from dovetail.ops.facts import is_recurrent_layer, runs_in_grad_mode
 from dovetail.ops.packed import ACTIVATIONS, packed_conv, packed_linear
-from dovetail.ops.panels import panel_linear
+from dovetail.ops.panels import GATES, panel_linear, recurrent_layer
 from dovetail.ops.quantized import int8_linear
-from dovetail.ops.recurrent_layers import GATES, recurrent_layer
 from dovetail.torch_compat.dispatch import HigherOrder, Overload, schema_of
 from dovetail.torch_compat.symbols import number_function_text
 

@@ -7,9 +7,8 @@ import torch
 from dovetail.ir.prim import Prim
 from dovetail.ops.packed import PACK_CONV, PACK_LINEAR, PackedConv, PackedLinear
 from dovetail.ops.panel_convolutions import PACK_TAPS, PanelConv, plain_kernel
-from dovetail.ops.panels import PACK_PANELS, PanelLinear, plain_weight
+from dovetail.ops.panels import PACK_PANELS, PanelLinear, RecurrentLayer, plain_weight
 from dovetail.ops.quantized import PACK_INT8, PACK_INT8_PANELS, QUANTIZE_ROWS, ROW_RANGES, Int8Linear, Int8PanelLinear
-from dovetail.ops.recurrent_layers import RecurrentLayer
 
 _MATRIX = 2
 _PACKING = (PACK_LINEAR, PACK_CONV, PACK_INT8, PACK_PANELS, PACK_TAPS, PACK_INT8_PANELS)

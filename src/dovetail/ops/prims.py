@@ -15,7 +15,11 @@ from dovetail.errors import GuardMiss, UnexpectedSize
 from dovetail.ir.prim import Prim, draws_numbers, flat_results, is_opaque  # noqa: F401, one is for the text of programs
 from dovetail.ir.text import operator_text
 from dovetail.ops.packed import PACK_CONV, PACK_LINEAR, packed_conv, packed_linear  # noqa: F401, as above
-from dovetail.ops.panels import PACK_PANELS, panel_linear  # noqa: F401, as above
+from dovetail.ops.panels import (  # noqa: F401, as above
+    PACK_PANELS,
+    panel_linear,
+    recurrent_layer,
+)
 from dovetail.ops.quantized import (  # noqa: F401, as above
     PACK_INT8,
     QUANTIZE_ROWS,
@@ -25,7 +29,6 @@ from dovetail.ops.quantized import (  # noqa: F401, as above
     WEIGHT_SUMS,
     int8_linear,
 )
-from dovetail.ops.recurrent_layers import recurrent_layer  # noqa: F401, as above
 from dovetail.ops.transfers import FETCH, FETCHED, SPILL, SPILLED  # noqa: F401, as above
 from dovetail.torch_compat.autograd import below_autograd
 from dovetail.torch_compat.dispatch import HigherOrder, Overload, schema_of

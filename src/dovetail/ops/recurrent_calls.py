@@ -18,7 +18,7 @@ _ARGUMENTS = 9
 
 @dataclass(frozen=True, slots=True)
 class RecurrentCall:
-    """kind: of `recurrent_layers.GATES`. weights, biases: of the inputs and of the hidden state, for each direction of
+    """kind: of `panels.GATES`. weights, biases: of the inputs and of the hidden state, for each direction of
     each layer. drops: whether it draws random numbers. is_cell: whether operands are of one time step.
     """
 

@@ -28,9 +28,8 @@ from dovetail.analysis.new_nodes import NodeMaker
 from dovetail.analysis.reads import readers_of
 from dovetail.ir.draft import Draft
 from dovetail.ir.program import Node, Program, Value
-from dovetail.ops.panels import PACK_PANELS, WIDTH
+from dovetail.ops.panels import GATES, PACK_PANELS, WIDTH, recurrent_layer, states_of
 from dovetail.ops.recurrent_calls import RecurrentCall, recurrent_call_of
-from dovetail.ops.recurrent_layers import GATES, recurrent_layer, states_of
 from dovetail.passes.dead_code import remove_dead_code
 from dovetail.passes.layer_rewrites import grows
 

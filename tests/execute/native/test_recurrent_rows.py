@@ -14,8 +14,7 @@ import dovetail
 from dovetail.execute.native.panels import multiplies_panels
 from dovetail.execute.native.recurrent_rows import recurrent_call
 from dovetail.execute.native.tile_text import Tile
-from dovetail.ops.panels import PACK_PANELS
-from dovetail.ops.recurrent_layers import GATES, RecurrentLayer, states_of
+from dovetail.ops.panels import GATES, PACK_PANELS, RecurrentLayer, states_of
 from tests.execute.native.test_panels import TILES, _Names
 from tests.rotation import rotated
 

@@ -13,8 +13,7 @@ from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node
 from dovetail.ir.text import Names
 from dovetail.ops.panel_convolutions import PanelConv
-from dovetail.ops.panels import PanelLinear
-from dovetail.ops.recurrent_layers import RecurrentLayer
+from dovetail.ops.panels import PanelLinear, RecurrentLayer
 
 
 def has_kernel(target: object) -> bool:

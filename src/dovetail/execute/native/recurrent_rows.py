@@ -25,8 +25,7 @@ from dovetail.execute.native.rows import Access, Address, Addresses, ReadyRow, S
 from dovetail.execute.native.tile_text import Tile
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Operand, Value
-from dovetail.ops.panels import panels_shape
-from dovetail.ops.recurrent_layers import GATES, RecurrentLayer, check_layer, states_of
+from dovetail.ops.panels import GATES, RecurrentLayer, check_layer, panels_shape, states_of
 from dovetail.torch_compat.fakes import is_fake
 from dovetail.torch_compat.native_symbols import no_mode_watches
 

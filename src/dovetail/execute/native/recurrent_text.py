@@ -32,8 +32,7 @@ from dovetail.execute.native.tile_text import (
     tiles_text,
 )
 from dovetail.execute.native.vector_activations import VectorLines
-from dovetail.ops.panels import WIDTH
-from dovetail.ops.recurrent_layers import GATES
+from dovetail.ops.panels import GATES, WIDTH
 
 POINTERS = 15
 NUMBERS = 9
@@ -47,7 +46,7 @@ _NAME = "recurrent"
 
 @cache
 def recurrent_function(kind: str, tile: Tile) -> int:
-    """The address of the function of such rows. kind: of `ops.recurrent_layers.GATES`."""
+    """The address of the function of such rows. kind: of `ops.panels.GATES`."""
     found = function_of(recurrent_text(kind, tile), _NAME, ())
     assert found is not None, "it calls nothing"
     return found
