@@ -84,6 +84,44 @@ def test_sums_are_part_of_convolutions_but_for_each_channel_by_itself() -> None:
         _check(recorded, made, model, x)
 
 
+class _Padded(nn.Module):
+    """Convolutions of an image with zeros around, which is read in another way, too, or not."""
+
+    def __init__(self, pads: tuple[int, ...], groups: int, *, is_read: bool, value: float = 0.0) -> None:
+        super().__init__()
+        self.layer, self.pads, self.is_read = nn.Conv2d(16, 16, 3, 2, 1, groups=groups), pads, is_read
+        self.value = value
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        padded = nn.functional.pad(x.relu(), self.pads, value=self.value)
+        made: torch.Tensor = self.layer(padded)
+        return made + padded.mean() if self.is_read else made
+
+
+@pytest.mark.parametrize(
+    ("pads", "is_read", "value", "is_left"),
+    [
+        ((0, 1, 0, 1), False, 0.0, True),
+        ((1, 0, 1, 1), False, 0.0, True),
+        ((4, 5, 0, 3), False, 0.0, True),  # more than the weight reaches
+        ((0, 1, 0, 1), True, 0.0, False),
+        ((0, 1, 0, 1), False, 0.5, False),
+        ((0, -1, 0, 1), False, 0.0, False),
+        ((0, 1), False, 0.0, False),
+    ],
+)
+def test_padding_is_left_to_convolutions(pads: tuple[int, ...], is_read: bool, value: float, is_left: bool) -> None:
+    x = torch.randn(2, 16, 12, 11).to(memory_format=torch.channels_last)
+    for groups in (1, 16):
+        model = _Padded(pads, groups, is_read=is_read, value=value).eval()
+        recorded = record(model, x)
+        program, _ = prepack(recorded.program, recorded.constants, recorded.infer)
+        made = over_panels(program)
+        assert any(node.target is torch.ops.aten.constant_pad_nd.default for node in made.nodes) != is_left
+        assert _names(made)["panel_conv"] == 1
+        _check(recorded, made, model, x)
+
+
 def test_convolutions_of_each_channel_by_itself_are_chosen_up_to_large_ones() -> None:
     for channels, size, is_chosen in ((32, 112, True), (256, 112, False)):
         model = nn.Sequential(nn.Conv2d(channels, channels, 3, padding=1, groups=channels)).eval()

@@ -51,9 +51,17 @@ def plain_kernel(taps: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
     return plain_weight(taps, outputs).view(outputs, height, width, inputs).permute(0, 3, 1, 2).contiguous()
 
 
+def around(padding: Sequence[int]) -> tuple[int, int, int, int]:
+    """Rows above, columns before, rows below and columns behind: of two numbers, the same on both sides."""
+    above, before, below, behind = (*padding, *padding)[:4]
+    return above, before, below, behind
+
+
 @dataclass(frozen=True, slots=True)
 class PanelConv:
-    """`activation(convolution(x, weight, bias) + addend)`, channels last. size: of the weight."""
+    """`activation(convolution(x, weight, bias) + addend)`, channels last. size: of the weight. padding: rows above and
+    columns before, and then rows below and columns behind, where these are others.
+    """
 
     activation: str
 
@@ -70,7 +78,8 @@ class PanelConv:
     ) -> torch.Tensor:
         weight = taps.new_empty(size) if is_fake(taps) or taps.is_meta else plain_kernel(taps, size)
         if any(padding):  # around the image, as machine code does it: it takes as much
-            x = torch.nn.functional.pad(x, (padding[1], padding[1], padding[0], padding[0]))
+            above, before, below, behind = around(padding)
+            x = torch.nn.functional.pad(x, (before, behind, above, below))
         made = torch.convolution(x, weight, bias, stride, [0, 0], [1, 1], False, [0, 0], groups)
         made = torch.empty_like(made, memory_format=torch.channels_last).copy_(made)
         return applied(self.activation, made if addend is None else made.add_(addend))

@@ -8,7 +8,7 @@ products over oneDNN's weights, and small convolutions read plain weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -42,9 +42,12 @@ def over_panels(program: Program) -> Program:
                 chosen[node.results()[0]] = node
     if not chosen:
         return program
+    paddings = {node.results()[0]: node for node in program.nodes if _is_left_to_readers(node, readers, chosen)}
     draft = Draft(program)
     for node in program.nodes:
         run = node.target.run if isinstance(node.target, Prim) else None
+        if node.outputs and node.outputs[0] in paddings:
+            continue
         if node.outputs and node.outputs[0] in chosen:
             weight, groups = _weight_of(node), node.args[4]
             assert isinstance(groups, int), "of what was chosen"
@@ -57,7 +60,11 @@ def over_panels(program: Program) -> Program:
             x, packed, bias, padding, stride, _, groups, *addend = node.args
             assert isinstance(packed, Value), "a packed weight is a value"
             size = list(_weight_of(chosen[packed]).tensor.shape)
-            args = (x, packed, bias, size, padding, stride, groups, *addend)
+            around = [*(_two(padding) or ())]
+            if isinstance(x, Value) and x in paddings:
+                pads = _pads(paddings[x]) or ()
+                x, around = paddings[x].args[0], [pad + more for pad, more in zip(pads, around * 2, strict=True)]
+            args = (x, packed, bias, size, around, [*(_two(stride) or ())], groups, *addend)
             node = replace(node, target=panel_conv(run.activation), args=args)
             if addend and groups != 1 and run.activation == "none":
                 node = _with_sum(draft, node)
@@ -192,9 +199,41 @@ def _geometry(user: Node, packing: Node) -> _Geometry | None:
     return _Geometry(outputs, inputs, kernel, step, before, (rows, columns), groups) if min(rows, columns) > 0 else None
 
 
+def _is_left_to_readers(node: Node, readers: Mapping[Value, Sequence[Node | None]], chosen: Collection[Value]) -> bool:
+    """Whether a node only puts zeros around images for convolutions that can do so themselves."""
+    if _pads(node) is None:
+        return False
+    (padded,) = node.results()
+    return all(
+        user is not None
+        and padded is user.args[0]
+        and isinstance(user.target, Prim)
+        and isinstance(user.target.run, PackedConv)
+        and user.args[1] in chosen
+        and padded not in values_in(user.args[1:])
+        for user in readers.get(padded, [None])
+    )
+
+
+def _pads(node: Node) -> tuple[int, int, int, int] | None:
+    """Rows above, columns before, rows below and columns behind that a node puts around images, of zeros."""
+    if node.target is not torch.ops.aten.constant_pad_nd.default or node.kwargs:
+        return None
+    x, numbers, *value = node.args
+    if not isinstance(x, Value) or len(x.tensor.shape) != _IMAGE or any(each != 0 for each in value):
+        return None
+    pads = [each for each in numbers if isinstance(each, int)] if isinstance(numbers, list | tuple) else []
+    if len(pads) != _IMAGE or min(pads) < 0 or len(node.results()) != 1:
+        return None
+    before, behind, above, below = pads
+    return above, before, below, behind
+
+
 def _two(numbers: object) -> tuple[int, int] | None:
-    """Two known numbers."""
+    """Two known numbers; one stands for both."""
     match numbers:
+        case (int() as both,) | [int() as both]:
+            return both, both
         case (int() as first, int() as second) | [int() as first, int() as second]:
             return first, second
     return None

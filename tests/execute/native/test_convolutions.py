@@ -145,6 +145,20 @@ def test_chunks_and_passes(
     _check(tile, "relu", image, (outputs, image[1], *kernel), (padding, stride), adds=adds)
 
 
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize("padding", [[0, 0, 1, 1], [1, 2, 0, 1], [0, 2, 2, 0], [2, 1, 1, 2]])
+def test_other_padding_behind_than_before(tile: Tile, padding: list[int]) -> None:
+    above, before, below, behind = padding
+    for groups, stride in product((1, 20), ([1, 1], [2, 2], [2, 3])):
+        x, weight, bias = torch.randn(2, 20, 9, 8), torch.randn(20, 20 // groups, 3, 3), torch.randn(20)
+        around = nn.functional.pad(x.double(), (before, behind, above, below))
+        exact = nn.functional.conv2d(around, weight.double(), bias.double(), stride, groups=groups)
+        call, taps = convolution_call(PanelConv("none"), tile), PACK_TAPS(weight, groups)
+        for given in (x, x.to(memory_format=torch.channels_last)):
+            found = call(given, taps, bias, weight.shape, padding, stride, groups)  # type: ignore[arg-type]
+            torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-4)
+
+
 def test_addends_that_lie_in_another_way() -> None:
     x, weight, bias = torch.randn(2, 4, 9, 8), torch.randn(8, 4, 3, 3), torch.randn(8)
     call, taps = convolution_call(PanelConv("relu")), PACK_TAPS(weight, 1)

@@ -21,7 +21,7 @@ from dovetail.execute.native.panel_text import panel_function
 from dovetail.execute.native.panels import CLAMPS, PRODUCT, PRODUCT_SLOTS, Finish, finish_of, items_of, usual_tile
 from dovetail.execute.native.tile_text import Tile
 from dovetail.ops.packed import applied
-from dovetail.ops.panel_convolutions import PanelConv, taps_shape
+from dovetail.ops.panel_convolutions import PanelConv, around, taps_shape
 from dovetail.torch_compat.fakes import is_fake
 from dovetail.torch_compat.native_symbols import no_mode_watches
 
@@ -79,19 +79,20 @@ def planned(
     nothing but padding. copies: the input lies in another way, and is copied in any case. adds: something is added.
     """
     images, channels, height, width = given
-    (outputs, inputs, tall, broad), (above, before), (down, across) = size, padding, stride
-    high, wide = height + 2 * above, width + 2 * before
+    (outputs, inputs, tall, broad), (down, across) = size, stride
+    above, before, below, behind = around(padding)
+    high, wide = height + above + below, width + before + behind
     if high < tall or wide < broad or channels != inputs * groups or not images or not height or not width:
         return None
-    if above >= tall or before >= broad:
+    if max(above, below) >= tall or max(before, behind) >= broad:
         return None
     rows, columns = (high - tall) // down + 1, (wide - broad) // across + 1
     count = rows * columns * outputs
-    of_pixels = groups == 1 and not adds and (tall, broad, above, before, down, across) == (1, 1, 0, 0, 1, 1)
-    is_copied = copies or (groups == 1 and bool(above or before))
-    around = (high, wide, 0, 0) if is_copied else (height, width, above, before)
-    sizes = (images, rows, columns, outputs, panels, channels, *around[:2], tall, broad, down, across, *around[2:])
-    passes = _passes(images * rows * columns, columns, around[1] * inputs * down, broad * inputs, panels)
+    of_pixels = groups == 1 and not adds and (tall, broad, down, across) == (1, 1, 1, 1)
+    is_copied = copies or (groups == 1 and any(padding))
+    read = (high, wide, 0, 0) if is_copied else (height, width, above, before)
+    sizes = (images, rows, columns, outputs, panels, channels, *read[:2], tall, broad, down, across, *read[2:])
+    passes = _passes(images * rows * columns, columns, read[1] * inputs * down, broad * inputs, panels)
     return Plan(
         shape=(images, outputs, rows, columns),
         stride=(count, 1, columns * outputs, outputs),
