@@ -19,6 +19,8 @@ from typing import cast
 import torch
 
 from dovetail.ir.prim import Prim
+from dovetail.ir.program import Node, Value
+from dovetail.ops.arguments import arguments_of
 from dovetail.ops.packed import applied, checked_activation
 from dovetail.ops.panels import PACK_PANELS, WIDTH, plain_weight
 from dovetail.torch_compat.fakes import is_fake
@@ -93,3 +95,52 @@ def panel_conv(activation: str) -> Prim:
     """
     name = "panel_conv" if activation == "none" else f"panel_conv_{activation}"
     return Prim(name, PanelConv(checked_activation(activation)), f"prims.panel_conv({activation!r})")
+
+
+# --- what goes with convolutions --------------------------------------------------------------------------------------
+
+_IMAGE = 4
+
+
+def zeros_around(node: Node) -> tuple[int, int, int, int] | None:
+    """Rows above, columns before, rows below and columns behind that a node puts around images, of zeros; None where it
+    does something else.
+    """
+    if node.target is not torch.ops.aten.constant_pad_nd.default or node.kwargs:
+        return None
+    x, numbers, *value = node.args
+    if not isinstance(x, Value) or len(x.tensor.shape) != _IMAGE or any(each != 0 for each in value):
+        return None
+    pads = [each for each in numbers if isinstance(each, int)] if isinstance(numbers, list | tuple) else []
+    if len(pads) != _IMAGE or min(pads) < 0 or len(node.results()) != 1:
+        return None
+    before, behind, above, below = pads
+    return above, before, below, behind
+
+
+def is_pixel_mean(node: Node) -> bool:
+    """Whether a node gives the means of the channels of images of float32 with channels last, over all pixels."""
+    if node.target is not torch.ops.aten.mean.dim or len(node.results()) != 1:
+        return False
+    arguments = arguments_of(node)
+    x, dims = arguments.get("self"), arguments.get("dim")
+    if not isinstance(x, Value) or not isinstance(dims, list | tuple) or arguments.get("dtype") is not None:
+        return False
+    meta, summed = x.tensor, [dim % _IMAGE for dim in dims if isinstance(dim, int)]
+    sizes = [size for size in meta.shape if isinstance(size, int)]
+    if len(sizes) != _IMAGE or len(meta.shape) != _IMAGE or meta.dtype is not torch.float32:
+        return False
+    _, channels, height, width = sizes
+    strides = (height * width * channels, 1, width * channels, channels)
+    return tuple(meta.stride) == strides and len(dims) == len(summed) and tuple(sorted(summed)) == _PIXELS
+
+
+_PIXELS = (2, 3)
+
+
+def _pixel_mean(x: torch.Tensor, keeps_dims: bool) -> torch.Tensor:
+    return x.mean(_PIXELS, keeps_dims)
+
+
+# The means of the channels of images, (x, keeps_dims).
+PIXEL_MEAN = Prim("pixel_mean", _pixel_mean, "prims.PIXEL_MEAN")

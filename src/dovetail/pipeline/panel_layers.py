@@ -8,7 +8,7 @@ products over oneDNN's weights, and small convolutions read plain weights.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -20,7 +20,14 @@ from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Program, Value, values_in
 from dovetail.ops.packed import PACK_CONV, PACK_LINEAR, PackedConv, packed_linear
 from dovetail.ops.packing import runs_steps
-from dovetail.ops.panel_convolutions import PACK_TAPS, panel_conv, taps_shape
+from dovetail.ops.panel_convolutions import (
+    PACK_TAPS,
+    PIXEL_MEAN,
+    is_pixel_mean,
+    panel_conv,
+    taps_shape,
+    zeros_around,
+)
 from dovetail.ops.panels import PACK_PANELS, WIDTH, PanelLinear
 from dovetail.ops.quantized import GROUP, PACK_INT8, PACK_INT8_PANELS, Int8Linear, int8_panel_linear, int8_panels_shape
 
@@ -62,12 +69,14 @@ def over_panels(program: Program) -> Program:
             size = list(_weight_of(chosen[packed]).tensor.shape)
             around = [*(_two(padding) or ())]
             if isinstance(x, Value) and x in paddings:
-                pads = _pads(paddings[x]) or ()
+                pads = zeros_around(paddings[x]) or ()
                 x, around = paddings[x].args[0], [pad + more for pad, more in zip(pads, around * 2, strict=True)]
             args = (x, packed, bias, size, around, [*(_two(stride) or ())], groups, *addend)
             node = replace(node, target=panel_conv(run.activation), args=args)
             if addend and groups != 1 and run.activation == "none":
                 node = _with_sum(draft, node)
+        elif is_pixel_mean(node):
+            node = replace(node, target=PIXEL_MEAN, args=(node.args[0], _keeps_dims(node)), kwargs=())
         draft.take(node)
     return draft.finish()
 
@@ -105,6 +114,11 @@ def over_packed(program: Program) -> Program:
             node = replace(node, target=packed_linear(run.activation), args=(x, panels_, *bias))
         draft.take(node)
     return draft.finish()
+
+
+def _keeps_dims(node: Node) -> bool:
+    """Whether the result of a mean of pixels has as many dimensions as its operand."""
+    return len(node.results()[0].tensor.shape) == _IMAGE
 
 
 def _is_of_steps(readers: Iterable[Node | None]) -> bool:
@@ -201,7 +215,7 @@ def _geometry(user: Node, packing: Node) -> _Geometry | None:
 
 def _is_left_to_readers(node: Node, readers: Mapping[Value, Sequence[Node | None]], chosen: Collection[Value]) -> bool:
     """Whether a node only puts zeros around images for convolutions that can do so themselves."""
-    if _pads(node) is None:
+    if zeros_around(node) is None:
         return False
     (padded,) = node.results()
     return all(
@@ -213,20 +227,6 @@ def _is_left_to_readers(node: Node, readers: Mapping[Value, Sequence[Node | None
         and padded not in values_in(user.args[1:])
         for user in readers.get(padded, [None])
     )
-
-
-def _pads(node: Node) -> tuple[int, int, int, int] | None:
-    """Rows above, columns before, rows below and columns behind that a node puts around images, of zeros."""
-    if node.target is not torch.ops.aten.constant_pad_nd.default or node.kwargs:
-        return None
-    x, numbers, *value = node.args
-    if not isinstance(x, Value) or len(x.tensor.shape) != _IMAGE or any(each != 0 for each in value):
-        return None
-    pads = [each for each in numbers if isinstance(each, int)] if isinstance(numbers, list | tuple) else []
-    if len(pads) != _IMAGE or min(pads) < 0 or len(node.results()) != 1:
-        return None
-    before, behind, above, below = pads
-    return above, before, below, behind
 
 
 def _two(numbers: object) -> tuple[int, int] | None:

@@ -115,6 +115,36 @@ def test_how_operands_are_repeated(shape: Any, stride: Any, found: Repeat | None
     assert repeat_of(_meta(shape, stride), _meta((2, 3, 5), (15, 5, 1))) == found
 
 
+@pytest.mark.parametrize(
+    ("shape", "stride", "found"),
+    [
+        ((1, 3, 1, 1), (3, 1, 1, 1), Repeat(1, 3, (1,))),
+        ((3, 1, 1), (1, 1, 1), Repeat(1, 3, (0,))),
+        ((1, 1, 4, 5), (20, 20, 5, 1), Repeat(3, ENDLESS)),
+        ((4, 1), (1, 1), Repeat(15, ENDLESS)),
+        ((5,), (1,), Repeat(3, 5, (0,))),
+        ((1, 3, 4, 1), (12, 4, 1, 1), None),
+        ((1, 3, 1, 5), (15, 1, 15, 3), Repeat(1, 15, (3, 1))),
+    ],
+)
+def test_how_operands_are_repeated_for_channels_last(shape: Any, stride: Any, found: Repeat | None) -> None:
+    assert repeat_of(_meta(shape, stride), _meta((1, 3, 4, 5), (60, 1, 15, 3))) == found
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_images_with_channels_last(seed: int) -> None:
+    generator, draft = random.Random(seed), Segment()
+    x = draft.input(torch.randn(1, 5 + seed, 7, 9).to(memory_format=torch.channels_last))
+    shapes = [(1, 5 + seed, 1, 1), (5 + seed, 1, 1), (7, 9), (7, 1), (1, 5 + seed, 1, 9), (9,)]
+    values = [x, *(draft.input(torch.randn(shape)) for shape in shapes)]
+    for _ in range(8):
+        target, count, named = generator.choice(_CALLS[:11])
+        made = draft.call(target, values[-1] if count == 1 else x, *generator.sample(values, count - 1), **named)
+        values.append(made if made.tensor.dtype is torch.float32 else x)
+    program = draft.program([*values[len(shapes) + 1 :], *draft.inputs])
+    assert outcome(compiled(program), draft.arguments()) == outcome(compiled(program, native=False), draft.arguments())
+
+
 def test_one_loop_with_a_bias_and_a_factor_for_each_row(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = calls_counted(monkeypatch)
     draft = Segment()

@@ -64,9 +64,9 @@ def convolution_claim(node: Node) -> ConvolutionClaim | None:
     lists = [_numbers(each) for each in (size, padding, stride)]
     operands = tuple(each for each in (x, taps, bias, addend) if each is not None)
     values = [each for each in operands if isinstance(each, Value) and each.is_tensor]
-    if None in lists or len(values) < len(operands) or not _is_image(result.tensor):
+    if None in lists or len(values) < len(operands) or not is_image(result.tensor):
         return None
-    is_of_planes = not _is_image(values[0].tensor)
+    is_of_planes = not is_image(values[0].tensor)
     if is_of_planes and not (is_in_order(values[0].tensor) and len(values[0].tensor.shape) == _IMAGE):
         return None
     sizes, pads, steps = (each or () for each in lists)
@@ -86,7 +86,7 @@ def convolution_claim(node: Node) -> ConvolutionClaim | None:
 
 def _lies_as(addend: TensorMeta, result: TensorMeta) -> bool:
     """Whether what is added lies in memory as the result does."""
-    return _is_image(addend) and addend.shape == result.shape
+    return is_image(addend) and addend.shape == result.shape
 
 
 def _numbers(operand: Operand) -> tuple[int, ...] | None:
@@ -95,7 +95,7 @@ def _numbers(operand: Operand) -> tuple[int, ...] | None:
     return tuple(found) if found is not None and len(found) == len(operand) else None  # type: ignore[arg-type]
 
 
-def _is_image(meta: TensorMeta) -> bool:
+def is_image(meta: TensorMeta) -> bool:
     """Whether a tensor is images of float32 on the CPU, of known sizes, with channels last and without gaps."""
     if len(meta.shape) != _IMAGE:
         return False

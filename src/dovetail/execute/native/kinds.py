@@ -14,6 +14,7 @@ from dovetail.execute.native.int8_rows import Int8Claim, int8_claim, int8_row
 from dovetail.execute.native.kernels import KernelClaim, kernel_claim, kernel_row
 from dovetail.execute.native.loop_rows import loop_row
 from dovetail.execute.native.panel_rows import PanelClaim, panel_claim, panel_row
+from dovetail.execute.native.pixel_means import PixelMeanClaim, pixel_mean_claim, pixel_mean_row
 from dovetail.execute.native.products import ProductClaim, product_claim, product_row
 from dovetail.execute.native.recurrent_rows import RecurrentClaim, recurrent_claim, recurrent_row
 from dovetail.execute.native.rows import Addresses, ReadyRow, RowClaim, Storages
@@ -44,6 +45,7 @@ KINDS: dict[type, RowKind] = {
     Int8Claim: RowKind(int8_claim, int8_row, alone=4.0),
     RecurrentClaim: RowKind(recurrent_claim, recurrent_row, alone=12.0),
     ConvolutionClaim: RowKind(convolution_claim, convolution_row, alone=4.0),
+    PixelMeanClaim: RowKind(pixel_mean_claim, pixel_mean_row, alone=4.0),
 }
 """By the type of their claims."""
 

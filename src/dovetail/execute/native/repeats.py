@@ -5,6 +5,7 @@ The operand of element i of a loop is at (i / inner) % size, in whole numbers. A
 
     (N, C) + (C,)        inner 1, size C           (N, C) + (N, 1)      inner C, size without end
     (N, C, H) + (C, 1)   inner H, size C           (N, C) + (1, 1)      inner without end, size 1
+    (1, C, H, W), channels last, + (1, C, 1, 1)    inner 1, size C
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ class Repeat:
 def repeat_of(meta: TensorMeta, like: TensorMeta) -> Repeat | None:
     """How an operand is repeated for the elements of a tensor; None where it is not, or in another way.
 
-    Elements of the other one lie in order.
+    Elements of the other one lie without gaps, in order or, of known sizes, in another one (channels last).
     """
-    missing = len(like.shape) - len(meta.shape)
-    if missing < 0 or not like.is_contiguous():
+    missing, order = len(like.shape) - len(meta.shape), _order_of(like)
+    if missing < 0 or order is None:
         return None
     sizes, strides = (1,) * missing + tuple(meta.shape), (0,) * missing + tuple(meta.stride)
-    dims = [dim for dim, whole in enumerate(like.shape) if whole != 1]
+    dims = [dim for dim in order if like.shape[dim] != 1]
     own = [dim for dim in dims if sizes[dim] == like.shape[dim] and strides[dim] != 0]
     if any(sizes[dim] not in (1, like.shape[dim]) for dim in dims) or own == dims:
         return None
@@ -57,6 +58,19 @@ def repeat_of(meta: TensorMeta, like: TensorMeta) -> Repeat | None:
     if start == 0:
         return Repeat(inner, ENDLESS) if isinstance(inner, int) else Repeat(None, size, places)
     return Repeat(inner, size, places) if isinstance(inner, int) else None
+
+
+def _order_of(meta: TensorMeta) -> Sequence[int] | None:
+    """Dimensions from the outermost in memory to the innermost; None where there are gaps, or that is not known."""
+    dims = range(len(meta.shape))
+    if meta.is_contiguous():
+        return dims
+    known = [(stride, size) for stride, size in zip(meta.stride, meta.shape, strict=True) if size != 1]
+    if not all(isinstance(stride, int) and isinstance(size, int) for stride, size in known):
+        return None
+    order = sorted(dims, key=lambda dim: -int(meta.stride[dim]) if meta.shape[dim] != 1 else 0)  # type: ignore[arg-type]
+    kept = [dim for dim in order if meta.shape[dim] != 1]
+    return order if _lie_in_order([meta.shape[d] for d in kept], [meta.stride[d] for d in kept]) else None
 
 
 def _lie_in_order(sizes: Sequence[Size], strides: Sequence[Size]) -> bool:

@@ -1,0 +1,137 @@
+"""Means of the channels of images with channels last, over all pixels, as rows.
+
+    slots: items, pointers (result, x), images, rows, columns, channels, the number of pixels (`float`)
+
+Items are shares of the work: vectors of channels of all images are divided in proportion. Pixels of a row are added
+first, and then rows, so that rounding grows with the sum of both.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from dovetail.execute.native.claim_base import OwnKernelBase
+from dovetail.execute.native.convolution_rows import is_image
+from dovetail.execute.native.llvm_function import Function
+from dovetail.execute.native.machine import function_of
+from dovetail.execute.native.panel_rows import is_in_order, known_sizes
+from dovetail.execute.native.panels import multiplies_panels, usual_tile
+from dovetail.execute.native.rows import Address, Addresses, ReadyRow, Storages
+from dovetail.execute.native.tile_text import ATTRIBUTES
+from dovetail.ir.program import Node, Operand, Value
+from dovetail.ops.panel_convolutions import PIXEL_MEAN
+
+_NAME = "pixel_mean"
+_VECTORS = 4  # whose sums are in registers
+
+
+@dataclass(frozen=True, slots=True)
+class PixelMeanClaim(OwnKernelBase):
+    """See `rows.RowClaim`. sizes: images, rows, columns, channels."""
+
+    node: Node
+    operands: tuple[Operand, ...]
+    result: Value
+    sizes: tuple[int, int, int, int]
+    into: Value | None = None
+    layout: None = None
+    element: str = "i8"
+
+
+def pixel_mean_claim(node: Node) -> PixelMeanClaim | None:
+    """The claim on a node, as far as descriptions say."""
+    if node.target is not PIXEL_MEAN or len(node.results()) != 1 or not multiplies_panels():
+        return None
+    x, (result,) = node.args[0], node.results()
+    if not isinstance(x, Value) or not x.is_tensor or not is_image(x.tensor):
+        return None
+    images, channels, rows, columns = known_sizes(x.tensor)
+    made = result.tensor
+    is_flat = made.numel() == images * channels and known_sizes(made)[:2] == (images, channels)
+    if not is_flat or not (is_in_order(made) or (images, made.stride[1]) == (1, 1)):
+        return None
+    return PixelMeanClaim(node, (x,), result, (images, rows, columns, channels))
+
+
+def pixel_mean_row(claims: Sequence[PixelMeanClaim], _: Storages, addresses: Addresses) -> ReadyRow | None:
+    """The row of a claim."""
+    (claim,) = claims
+    images, rows, columns, channels = claim.sizes
+    values = (claim.result, *(value for value in claim.operands if isinstance(value, Value)))
+    pointers = tuple(addresses.get(value, Address(value)) for value in values)
+    more = struct.pack("4qf4x", images, rows, columns, channels, float(rows * columns))
+    return ReadyRow(_function(usual_tile().lanes), images * rows * columns * channels, pointers, more=more)
+
+
+@cache
+def _function(lanes: int) -> int:
+    found = function_of(pixel_mean_text(lanes), _NAME, ())
+    assert found is not None, "it calls nothing"
+    return found
+
+
+def pixel_mean_text(lanes: int) -> str:
+    """The module, for vectors of so many lanes."""
+    out = Function(f"define void @{_NAME}(ptr %row, i64 %from, i64 %to) {ATTRIBUTES}")
+    v, mask, wide = f"<{lanes} x float>", f"<{lanes} x i1>", lanes * _VECTORS
+    items, made, x = out.slot("%row", 0), out.slot("%row", 1, "ptr"), out.slot("%row", 2, "ptr")
+    images, rows, columns, channels = (out.slot("%row", at) for at in range(3, 7))
+    divisor = out.slot("%row", 7, "float")
+
+    def times(a: str, b: str) -> str:
+        return out.set(f"mul i64 {a}, {b}")
+
+    def plus(a: str, b: str) -> str:
+        return out.set(f"add i64 {a}, {b}")
+
+    def spread(kind: str, value: str) -> str:
+        one = out.set(f"insertelement <{lanes} x {kind}> poison, {kind} {value}, i64 0")
+        zeros = f"<{lanes} x i32> zeroinitializer"
+        return out.set(f"shufflevector <{lanes} x {kind}> {one}, <{lanes} x {kind}> poison, {zeros}")
+
+    groups = out.set(f"sdiv i64 {plus(channels, str(wide - 1))}, {wide}")
+    jobs, by = times(images, groups), spread("float", divisor)
+    first, end = (
+        out.set(f"sdiv i64 {plus(times(bound, jobs), out.set(f'sub i64 {items}, 1'))}, {items}")
+        for bound in ("%from", "%to")
+    )
+    line = times(columns, channels)
+    numbers = ", ".join(f"i64 {n}" for n in range(lanes))
+    with out.loop(first, end) as job:
+        image, group = (out.set(f"{what} i64 {job}, {groups}") for what in ("sdiv", "srem"))
+        channel = times(group, str(wide))
+        start = out.element("float", x, plus(times(times(image, rows), line), channel))
+        to = out.element("float", made, plus(times(image, channels), channel))
+        left = out.set(f"sub i64 {channels}, {channel}")
+        masks = []
+        for vector in range(_VECTORS):
+            few = spread("i64", out.set(f"sub i64 {left}, {vector * lanes}"))
+            masks.append(out.set(f"icmp slt <{lanes} x i64> <{numbers}>, {few}"))
+        sums = [out.variable(v, "zeroinitializer", 64) for _ in masks]
+        with out.loop("0", rows) as y:
+            place = times(y, line)
+            parts = [out.variable(v, "zeroinitializer", 64) for _ in masks]
+            with out.loop("0", columns) as column:
+                pixel = plus(place, times(column, channels))
+                for vector, part in enumerate(parts):
+                    at = out.element("float", start, plus(pixel, str(vector * lanes)))
+                    arguments = f"ptr {at}, i32 4, {mask} {masks[vector]}, {v} zeroinitializer"
+                    given = out.set(f"call {v} @llvm.masked.load.v{lanes}f32.p0({arguments})")
+                    more = out.set(f"fadd {v} {out.load(v, part, 64)}, {given}")
+                    out.line(f"store {v} {more}, ptr {part}, align 64")
+            for whole, part in zip(sums, parts, strict=True):
+                more = out.set(f"fadd {v} {out.load(v, whole, 64)}, {out.load(v, part, 64)}")
+                out.line(f"store {v} {more}, ptr {whole}, align 64")
+        for vector, whole in enumerate(sums):
+            mean = out.set(f"fdiv {v} {out.load(v, whole, 64)}, {by}")
+            at = out.element("float", to, str(vector * lanes))
+            out.line(
+                f"call void @llvm.masked.store.v{lanes}f32.p0({v} {mean}, ptr {at}, i32 4, {mask} {masks[vector]})"
+            )
+    return (
+        f"declare {v} @llvm.masked.load.v{lanes}f32.p0(ptr, i32, {mask}, {v})\n"
+        f"declare void @llvm.masked.store.v{lanes}f32.p0({v}, ptr, i32, {mask})\n"
+    ) + out.finished()
