@@ -229,3 +229,19 @@ def test_attention_over_one_tensor_takes_the_way_that_eager_takes(tmp_path: Path
 
 def _program(frozen: Any) -> Any:
     return frozen._methods["forward"].variants[0].guard.program.folded.program
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_the_mode_of_autograd_is_as_before_a_call_and_after_one_that_raises(mode: bool) -> None:
+    class Divided(nn.Module):
+        def forward(self, x: Tensor, by: Tensor) -> Tensor:
+            return torch.div(x, by, rounding_mode="floor")
+
+    frozen, x = dovetail.freeze(Divided(), (torch.ones(3, dtype=torch.int64),) * 2), torch.arange(3)
+    with torch.set_grad_enabled(mode):
+        for _ in range(3):
+            assert not frozen(x, x + 1).requires_grad
+            assert torch.is_grad_enabled() is mode
+            with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+                frozen(x, x)
+            assert torch.is_grad_enabled() is mode

@@ -23,6 +23,7 @@ from dovetail.ir.sizes import Number
 from dovetail.pipeline.copies_back import counted_only
 from dovetail.pipeline.freezing import Folded, Unfolded
 from dovetail.torch_compat.dispatch import storage_key
+from dovetail.torch_compat.modes import set_gradients
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,10 +180,18 @@ class FrozenRunner:
         if self.writes:
             self._refuse_sharing(inputs)
         graph = self._graph or self.graph
-        if graph.direct is not None and not torch.is_grad_enabled():
-            results = graph.direct([*inputs, *graph.constant_list])
-        else:
+        direct = graph.direct
+        results: Sequence[Any]
+        if direct is None:
             results = graph(*inputs)
+        elif torch.is_grad_enabled():
+            set_gradients(False)
+            try:
+                results = direct([*inputs, *graph.constant_list])
+            finally:
+                set_gradients(True)
+        else:
+            results = direct([*inputs, *graph.constant_list])
         return results[0] if self._returns_one else self.program.results.put_together(results)
 
     def _refuse_sharing(self, inputs: Sequence[torch.Tensor]) -> None:
