@@ -142,7 +142,7 @@ def test_where_no_file_can_be(tmp_path: Path) -> None:
     before = _names(tmp_path)
     places = [tmp_path, tmp_path / "fifo", tmp_path / "s", tmp_path / "loop", tmp_path / "no" / "x", Path("/dev/null")]
     with server:
-        for place in [*places, tmp_path / "a\0b", tmp_path / "fifo" / "x"]:
+        for place in [*places, tmp_path / "a\0b", tmp_path / "fifo" / "x", tmp_path / ("x" * 300), Path("/proc/x")]:
             with pytest.raises(BadSavePath, match="DT-ARTIFACT-005"):
                 model.save(place)
             with pytest.raises(BadSavePath), replaced(place):

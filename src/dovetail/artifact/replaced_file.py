@@ -35,7 +35,7 @@ _SUFFIX = ".part"
 def replaced(path: str | Path) -> Iterator[IO[bytes]]:
     """A file to write, which takes the place of `path` when nothing failed. A link is followed.
 
-    Raises: BadSavePath for a path where no file can be, before anything is written; OSError of the file system.
+    Raises: BadSavePath for a path where no file can be made, before anything is written; OSError of the file system.
     """
     target = _target(path)
     _remove_left_parts(target)
@@ -56,6 +56,8 @@ def _target(path: str | Path) -> Path:
     """Where the file is to lie, with links followed. Raises: BadSavePath."""
     try:
         target = Path(os.path.realpath(path))
+        with suppress(FileNotFoundError):
+            os.lstat(target)  # a name may be too long
         kind = stat.S_IFMT(os.stat(path).st_mode) if os.path.lexists(path) and os.path.exists(target) else stat.S_IFREG
         if os.path.islink(target):
             raise OSError("its symbolic links form a loop")
@@ -73,10 +75,17 @@ def _target(path: str | Path) -> Path:
 
 
 def _new_part(target: Path) -> tuple[Path, IO[bytes]]:
-    """A part of its own, open and locked."""
+    """A part of its own, open and locked. Raises: BadSavePath."""
     while True:
         part = target.with_name(f"{_beginning(target)}{secrets.token_hex(8)}{_SUFFIX}")
-        file = part.open("xb")
+        try:
+            file = part.open("xb")
+        except OSError as error:
+            reason, hint = (
+                f"{target.parent}: {error.strerror}",
+                "give the path of a file in a folder that you may write to",
+            )
+            raise BadSavePath(path=target, reason=reason, hint=hint) from error
         if _is_locked(file) is not False and part.exists():
             return part, file
         file.close()  # another process took it for one that was left behind, between the two

@@ -19,6 +19,7 @@ import torch
 from dovetail.capture.exclusive import RECORDING, is_part_of_a_step
 from dovetail.capture.recording import Recording
 from dovetail.execute.graph import CompiledGraph
+from dovetail.frontends.copies import reduced
 from dovetail.frontends.donation import Donation
 from dovetail.frontends.function_captures import FunctionCaptures, FunctionVariant
 from dovetail.frontends.statistics import Stats
@@ -147,6 +148,10 @@ class CompiledFunction:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledFunction:
         return CompiledFunction(copy.deepcopy(self._target, memo), self._options)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], Any]:
+        options = replace(self._options, compile_trace=None)
+        return reduced(self, self._target, CompiledFunction, self._target, options)
 
     @property
     def graphs(self) -> tuple[CompiledGraph, ...]:

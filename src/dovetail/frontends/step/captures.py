@@ -61,15 +61,15 @@ class StepCaptures:
     """See the module docstring.
 
     given_up: why it runs in eager mode now. searching: optimizers of one that calls LBFGS. sharded: its modules.
+    falls_back: whether eager mode runs what cannot be captured.
     """
 
     capture: type[StepCapture] = StepCapture
 
     def __init__(self, cache: VariantCache[StepVariant], state: Any, falls_back: bool, options: Options) -> None:
-        """Capture nothing yet. falls_back: run in eager mode what cannot be captured."""
         self.given_up: DovetailError | None = None
         self.searching: list[torch.optim.Optimizer] | None = None
-        self._cache, self._state, self._falls_back, self._options = cache, state, falls_back, options
+        self._cache, self._state, self.falls_back, self._options = cache, state, falls_back, options
         self._lifting, self._eager, self._why_eager, self._once = Lifting(), EagerRuns(), "", ToldOnce()
         self._missed = self._failed = False
         self._refused: UnsupportedDistributed | None = None
@@ -391,7 +391,7 @@ class StepCaptures:
 
     def _give_up(self, error: DovetailError) -> None:
         """Raise the error, or run in eager mode from now on."""
-        if not self._falls_back:
+        if not self.falls_back:
             error.offer("compile_step(..., on_unsupported='eager')")
             raise error
         self.given_up = error

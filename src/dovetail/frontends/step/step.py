@@ -7,6 +7,7 @@ captures another one: see docs/decisions/0018-the-first-call-runs-a-program.md, 
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,6 +29,7 @@ from dovetail.errors import (
 )
 from dovetail.execute.agreement import Agreement, OthersUseMore
 from dovetail.execute.step import CompiledStepProgram, NothingWritten
+from dovetail.frontends.copies import reduced
 from dovetail.frontends.statistics import Stats
 from dovetail.frontends.step.captures import StepCaptures
 from dovetail.frontends.step.explanation import StepExplanation, explain_variant
@@ -211,6 +213,23 @@ class CompiledStep:
         if self._of_class:
             return MethodType(self, type(instance) if owner is None else owner)
         return MethodType(self, instance) if self._is_method and instance is not None else self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledStep:
+        """A step of its own: nothing is captured yet. Functions are what they are; objects of methods are copied."""
+        step, state = copy.deepcopy((self._step, self._state), memo)
+        return CompiledStep(self._as_given(step), state, self._captures.falls_back, self._uncompiled())
+
+    def __reduce__(self) -> tuple[Callable[..., Any], Any]:
+        given = self._as_given(self._step), self._state, self._captures.falls_back, self._uncompiled()
+        return reduced(self, self._step, CompiledStep, *given)
+
+    def _as_given(self, step: Callable[..., Any]) -> Any:
+        if self._of_class:
+            return classmethod(step)
+        return step if self._is_method else staticmethod(step)
+
+    def _uncompiled(self) -> Options:
+        return replace(self._options, compile_trace=None)
 
     def point_to(self, step: Callable[..., Any]) -> None:
         """Let another function of the same code be the step."""
