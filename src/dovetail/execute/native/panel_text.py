@@ -21,6 +21,7 @@ from dovetail.execute.native.tile_text import (
     Tile,
     activations_text,
     declarations,
+    fetch_lines,
     group_calls,
     group_sizes,
     groups_text,
@@ -55,7 +56,7 @@ def _all_tiles(tile: Tile) -> str:
     """The function of a row: chunks of rows, panels, blocks of products, tiles, in this order."""
     arguments = (
         "ptr %xq, i64 %inputs, ptr %wq, ptr %start, i64 %start_down, ptr %oq, i64 %outputs, i64 %block, i64 %columns,"
-        " float %low, float %high"
+        " float %low, float %high, ptr %fetch, i64 %fetch_step"
     )
     cases, calls = tile_calls(tile, _NAME, arguments)
     several = "ptr %xq, ptr %wq, i64 %size, ptr %start, ptr %oq, i64 %block, float %low, float %high"
@@ -68,6 +69,7 @@ def _all_tiles(tile: Tile) -> str:
         for name in CODES
     )
     text = _LOOPS.replace("TAKEN", taken_lines(tile, "%high_rows", "%columns_left", "%panels_left"))
+    text = text.replace("FETCH", fetch_lines("%tiles", "%todo", "%wq", "%block"))
     for name, lines in (("ACTIVATIONS", chosen), ("ACTIVATE", applied), ("CASES", cases), ("CALLS", calls)):
         text = text.replace(name, lines)
     numbers = {
@@ -185,6 +187,7 @@ tile:
   %oi = mul i64 %i, %outputs
   %oq = getelementptr float, ptr %op, i64 %oi
   %start = select i1 %is_first, ptr %begin, ptr %oq
+FETCH
   %which_tile = add i64 %size_of, %more
   %which = select i1 %are_several, i64 %group, i64 %which_tile
   switch i64 %which, label %next_tile [CASES]

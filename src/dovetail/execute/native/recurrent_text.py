@@ -24,6 +24,7 @@ from dovetail.execute.native.tile_text import (
     HALF,
     Tile,
     declarations,
+    fetch_lines,
     group_calls,
     group_sizes,
     groups_text,
@@ -73,7 +74,7 @@ def _product(tile: Tile) -> str:
     """A function: rows by panels, with a bias or without."""
     arguments = (
         "ptr %xq, i64 %down, ptr %wq, ptr %start, i64 %start_down, ptr %oq, i64 %out_down, i64 %block, i64 %columns,"
-        " float {}, float {}".format(*_ANY)
+        " float {}, float {}, ptr %fetch, i64 %fetch_step".format(*_ANY)
     )
     cases, calls = tile_calls(tile, _NAME, arguments)
     several = "ptr %xq, ptr %wq, i64 %size, ptr %start, ptr %oq, i64 %block, float {}, float {}".format(*_ANY)
@@ -81,6 +82,7 @@ def _product(tile: Tile) -> str:
     text = _PRODUCT.replace("CASES", f"{cases} {more_cases}").replace("CALLS", f"{calls}\n{more_calls}")
     most = str(max(group_sizes(tile)))  # as many panels are there as there are columns
     text = text.replace("TAKEN", taken_lines(tile, "%rows", "%columns_left", most)).replace("ATTRIBUTES", ATTRIBUTES)
+    text = text.replace("FETCH", fetch_lines("%tiles", "%todo", "%wq", "%block"))
     numbers = {"ZEROS": max(group_sizes(tile)) * WIDTH, "WIDTH": WIDTH, "BLOCK": _BLOCK, "MIDDLE": WIDTH // 2}
     numbers |= {"ADDED": HALF, "MOST_LESS": tile.rows - 1, "MOST": tile.rows}
     for name, number in numbers.items():
@@ -137,6 +139,7 @@ tile:
   %oi = mul i64 %i, %out_down
   %oq = getelementptr float, ptr %op, i64 %oi
   %start = select i1 %is_first, ptr %begin, ptr %oq
+FETCH
   %which_of_one = add i64 %size_of, %more
   %which = select i1 %are_several, i64 %group, i64 %which_of_one
   switch i64 %which, label %next_tile [CASES]

@@ -87,6 +87,26 @@ def _group(tile: Tile, name: str, panels: int) -> str:
     return "\n".join([head, *out, "ret void", "}\n"])
 
 
+def fetch_lines(tiles: str, todo: str, panel: str, block: str) -> str:
+    """What a tile fetches ahead, `%fetch` and `%fetch_step`: of several tiles that read one block of a panel, each its
+    part of the next block; of a single one, lines that it reads soon.
+    """
+    line = WIDTH * 4
+    lines = [
+        f"%is_alone = icmp eq i64 {tiles}, 1",
+        f"%part_step = sdiv i64 {line}, {tiles}",
+        f"%fetch_step = select i1 %is_alone, i64 {line}, i64 %part_step",
+        f"%tile_number = sub i64 {tiles}, {todo}",
+        f"%part = mul i64 {block}, %part_step",
+        "%parts = mul i64 %tile_number, %part",
+        f"%block_bytes = mul i64 {block}, {line}",
+        "%in_next = add i64 %block_bytes, %parts",
+        f"%fetch_at = select i1 %is_alone, i64 {_AHEAD * line}, i64 %in_next",
+        f"%fetch = getelementptr i8, ptr {panel}, i64 %fetch_at",
+    ]
+    return "  " + "\n  ".join(lines)
+
+
 def taken_lines(tile: Tile, rows: str, columns_left: str, panels_left: str) -> str:
     """How many panels are read at once, `%taken`, and their columns, `%columns_most`."""
     out, taken = [f"%is_one = icmp eq i64 {rows}, 1"], "1"
@@ -195,21 +215,23 @@ def _tile(tile: Tile, rows: int, name: str, vectors: range) -> str:
     head = (
         f"define internal void @{name}_tile{rows}_{len(vectors)}(ptr %x, i64 %down, ptr %panel, ptr %start,"
         f" i64 %start_down, ptr %out, i64 %out_down, i64 %block, i64 %columns,"
-        f" float %least, float %most) noinline {ATTRIBUTES} {{"
+        f" float %least, float %most, ptr %fetch, i64 %fetch_step) noinline {ATTRIBUTES} {{"
     )
     out = ["entry:"]
     out += [f"%x{i} = getelementptr float, ptr %x, i64 %xo{i}" for i in range(rows)]
     out[1:1] = [f"%xo{i} = mul i64 %down, {i}" for i in range(rows)]
     out += ["br label %sum", "sum:"]
     out += ["%n = phi i64 [0, %entry], [%n_next, %sum]", "%line = phi ptr [%panel, %entry], [%line_next, %sum]"]
+    out.append("%fetched = phi ptr [%fetch, %entry], [%fetch_next, %sum]")
     places = [(i, j) for i in range(rows) for j in vectors]
     out += [f"%c{i}_{j} = phi {v} [zeroinitializer, %entry], [%d{i}_{j}, %sum]" for i, j in places]
     for j in vectors:
         out.append(f"%wp{j} = getelementptr float, ptr %line, i64 {j * lanes}")
         out.append(f"%w{j} = load {v}, ptr %wp{j}, align 4")
+    out.append("%fetch_next = getelementptr i8, ptr %fetched, i64 %fetch_step")
     for j in range(2):
-        out.append(f"%ahead{j} = getelementptr float, ptr %line, i64 {_AHEAD * WIDTH + j * 16}")
-        out.append(f"call void @llvm.prefetch.p0(ptr %ahead{j}, i32 0, i32 3, i32 1)")
+        out.append(f"%ahead{j} = getelementptr float, ptr %fetched, i64 {j * 16}")
+        out.append(f"call void @llvm.prefetch.p0(ptr %ahead{j}, i32 0, i32 2, i32 1)")
     for i in range(rows):
         out.append(f"%xp{i} = getelementptr float, ptr %x{i}, i64 %n")
         out.append(f"%s{i} = load float, ptr %xp{i}, align 4")
