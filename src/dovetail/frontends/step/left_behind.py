@@ -42,7 +42,7 @@ _SCALER_STATES = "_per_optimizer_states"  # emptied by every update
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What a step puts where there was nothing. old: what was there. error: what is to be said where it may not."""
+    """What a step puts where there was nothing, or None. old: what was there. error: what is said where it may not."""
 
     slot: Slot
     path: Path
@@ -65,12 +65,11 @@ def kept_if_used(recorder: StepRecorder, of_graphs: Sequence[Slot]) -> Iterator[
 
 
 class LeftBehind:
-    """What a step that was recorded has left in its reachable state. slots: of the numbers that are inputs of the
-        program.
+    """What a step that was recorded has left in its reachable state.
 
-        bound: slots in which the step leaves tensors, texts or containers, each with how a run makes them. filled:
-    XX be set: whether what was drawn from a
-        generator is drawn by runs as well.
+    bound: slots in which the step leaves tensors, texts or containers, each with how a run makes them. filled:
+    containers that it leaves larger or smaller, each with how a run makes what they hold. made: what it puts where
+    there was nothing. is_drawn, to be set: whether what was drawn from a generator is drawn by runs as well.
     """
 
     def __init__(
@@ -84,7 +83,7 @@ class LeftBehind:
     ) -> None:
         """Look at a reachable state whose code has just run on fakes.
 
-        also_read: containers that the step reads. turned: flags that it has turned in earlier calls.
+        also_read: containers that the step reads. turned: what it has turned or decided in earlier calls.
 
         kept: slots of tensors that may be others in each call. overwritten: attributes that were set before they were
         read, by the identity of their `__dict__`.
@@ -100,6 +99,7 @@ class LeftBehind:
         self.bound: list[tuple[Path, Tree]] = []
         self.made: list[Made] = []
         self._to_make: list[Change] = []
+        self._decided: list[Change] = []
 
     def numbers(self, recording: StepRecording, trees: Trees) -> Iterator[tuple[NumberSlot, int]]:
         """The slots that the step leaves other numbers in, each with the number of the value that it leaves.
@@ -154,6 +154,10 @@ class LeftBehind:
 
     def make(self, trees: Trees) -> None:
         """What was put where there was nothing is made by runs. Raises: StateToMake where that cannot be."""
+        if self._to_make:  # later calls find all of it
+            paths = {change.slot.path for change in self._decided if change.slot is not None}
+            self.bound = [(path, tree) for path, tree in self.bound if path not in paths]
+            self._to_make += self._decided
         for change in self._to_make:
             slot, error = change.slot, self._refused(change)
             if slot is None or slot.kind != "dict" or isinstance(slot.container, HookTable):
@@ -165,9 +169,12 @@ class LeftBehind:
             self.made.append(Made(slot, self._reachable.path_of(slot), change.old, tree, error))
 
     def _is_turned_first(self, change: Change, slot: Slot) -> bool:
-        """Whether a flag of an optimizer is turned for the first time: a program would be for this call only."""
-        is_flag = type(change.old) is bool and type(change.new) is bool
-        return is_flag and slot.container.rank == OPTIMIZER and slot.path not in self._turned
+        """Whether a flag of an optimizer is turned, or something is decided that was open (None), for the first time: a
+        program would be for this call only.
+        """
+        is_flag = type(change.old) is bool and type(change.new) is bool and slot.container.rank == OPTIMIZER
+        is_decided = change.old is None and _is_plain(change.new) and slot.kind == "dict"
+        return (is_flag or is_decided) and slot.path not in self._turned
 
     def _reshaped(self, changes: Sequence[Change]) -> set[tuple[int, Any]]:
         """Where tuples with inputs among their parts were replaced by such that differ in more than these."""
@@ -212,6 +219,8 @@ class LeftBehind:
             self.bound.append((slot.path, trees.of(change.new)))
         except NotMadeAgain:
             raise self._refused(change) from None
+        if self._is_turned_first(change, slot):
+            self._decided.append(change)
 
     def _resized(self, changes: Sequence[Change]) -> dict[int, Change]:
         """Containers that the step reads, and that hold more or less than before, each with such a change."""

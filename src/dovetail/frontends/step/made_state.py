@@ -81,11 +81,11 @@ class MadeState:
         return dict(zip(self.tensors, made, strict=True))
 
     def turns_flags_early(self, later: Recorded) -> bool:
-        """Whether something that is called before the program would see a flag of an optimizer turned too early.
+        """Whether something that is called before the program would see too early what is turned.
 
         later: a recording of calls that find the state.
         """
-        return any(type(made.old) is bool for made in self._made) and any(call.before for call in later.host_calls)
+        return bool(self.turned) and any(call.before for call in later.host_calls)
 
     def is_no_more_than_eager(self, later: CompiledStepProgram) -> bool:
         """Whether all of it, made before a program of later calls runs, takes no more than eager mode does.
@@ -134,8 +134,9 @@ class MadeState:
 
     @property
     def turned(self) -> frozenset[Path]:
-        """The flags of optimizers that are turned, which the step may do once and never again."""
-        return frozenset(made.path for made in self._made if type(made.old) is bool)
+        """The flags that are turned, and what was open and is decided: the step may do so once and never again."""
+        found = (made for made in self._made if made.old is not MISSING and isinstance(made.tree, FromConstant))
+        return frozenset(made.path for made in found)
 
     @property
     def paths(self) -> frozenset[Path]:

@@ -27,7 +27,7 @@ from dovetail.frontends.step.drawn_values import is_same_result, kind_of_result
 from dovetail.frontends.step.host_calls import HostCall
 from dovetail.frontends.step.recorded import Recorded
 from dovetail.frontends.step.write_only import Put
-from dovetail.ir.calling import GradientExit
+from dovetail.ir.calling import FromConstant, GradientExit
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Value
 from dovetail.ops.facts import facts_of, written_values
@@ -245,8 +245,12 @@ def _leave_the_same(pairs: _Pairs, first: Recorded, later: Recorded) -> bool:
 
 def _put_the_same(pairs: _Pairs, first: Recorded, later: Recorded) -> bool:
     written = [[(slot.path, which) for slot, which in x.writes] for x in (first, later)]
+    made = {x.path: x.tree for x in first.made if isinstance(x.tree, FromConstant)}  # is there before either runs
     return (
-        written[0] == written[1] and pairs.alike(first.bound, later.bound) and pairs.alike(first.filled, later.filled)
+        written[0] == written[1]
+        and pairs.alike(first.bound, [(path, tree) for path, tree in later.bound if path not in made])
+        and all(pairs.alike(made[path], tree) for path, tree in later.bound if path in made)
+        and pairs.alike(first.filled, later.filled)
     )
 
 
