@@ -17,17 +17,14 @@ from functools import cache
 
 from dovetail.execute.native.machine import function_of
 from dovetail.execute.native.tile_text import (
-    HALF,
+    PanelLoop,
     Tile,
     activations_text,
     declarations,
-    fetch_lines,
-    group_calls,
-    group_sizes,
     groups_text,
-    taken_lines,
-    tile_calls,
+    panel_loop,
     tiles_text,
+    zeros,
 )
 from dovetail.execute.native.vector_activations import CODES
 from dovetail.ops.panels import WIDTH
@@ -54,41 +51,35 @@ def panel_text(tile: Tile) -> str:
 
 def _all_tiles(tile: Tile) -> str:
     """The function of a row: chunks of rows, panels, blocks of products, tiles, in this order."""
-    arguments = (
-        "ptr %xq, i64 %inputs, ptr %wq, ptr %start, i64 %start_down, ptr %oq, i64 %outputs, i64 %block, i64 %columns,"
-        " float %low, float %high, ptr %fetch, i64 %fetch_step"
-    )
-    cases, calls = tile_calls(tile, _NAME, arguments)
-    several = "ptr %xq, ptr %wq, i64 %size, ptr %start, ptr %oq, i64 %block, float %low, float %high"
-    more_cases, more_calls = group_calls(tile, _NAME, several)
-    cases, calls = f"{cases} {more_cases}", f"{calls}\n{more_calls}"
     chosen = " ".join(f"i64 {code}, label %{name}" for name, code in CODES.items())
     applied = "\n".join(
         f"{name}:\n  call void @{_NAME}_{name}(ptr %op, i64 %high_rows, i64 %outputs, i64 %columns)\n"
         "  br label %next_panel"
         for name in CODES
     )
-    text = _LOOPS.replace("TAKEN", taken_lines(tile, "%high_rows", "%columns_left", "%panels_left"))
-    text = text.replace("FETCH", fetch_lines("%tiles", "%todo", "%wq", "%block"))
-    for name, lines in (("ACTIVATIONS", chosen), ("ACTIVATE", applied), ("CASES", cases), ("CALLS", calls)):
+    loop = PanelLoop(
+        x="%xc",
+        down="%inputs",
+        rows="%high_rows",
+        out="%oc",
+        out_down="%outputs",
+        panels="%panels_left",
+        sums="%most_sums",
+        least="%least",
+        most="%most",
+        after="activate",
+    )
+    text = _LOOPS.replace("LOOP", panel_loop(tile, _NAME, loop))
+    for name, lines in (("ACTIVATIONS", chosen), ("ACTIVATE", applied)):
         text = text.replace(name, lines)
-    numbers = {
-        "ZEROS": max(group_sizes(tile)) * WIDTH,
-        "WIDTH": WIDTH,
-        "BLOCK": _BLOCK,
-        "CHUNK": _CHUNK,
-        "FEW": _FEW,
-        "SHORT": _SHORT,
-    }
-    numbers |= {"MIDDLE": WIDTH // 2, "ADDED": HALF, "MOST_LESS": tile.rows - 1, "MOST": tile.rows}
+    numbers = {"WIDTH": WIDTH, "BLOCK": _BLOCK, "CHUNK": _CHUNK, "FEW": _FEW, "SHORT": _SHORT}
+    numbers |= {"MOST_LESS": tile.rows - 1, "MOST": tile.rows}
     for name, number in numbers.items():
         text = text.replace(name, str(number))
-    return text.replace("NAME", _NAME)
+    return zeros(tile, _NAME) + text.replace("NAME", _NAME)
 
 
 _LOOPS = """
-@NAME_zeros = internal constant [ZEROS x float] zeroinitializer, align 64
-
 define void @NAME(ptr %row, i64 %from, i64 %to) {
 entry:
   %items = load i64, ptr %row
@@ -148,59 +139,10 @@ panel:
   %column = mul i64 %j, WIDTH
   %columns_left = sub i64 %outputs, %column
   %panels_left = sub i64 %end, %j
-TAKEN
-  %columns = call i64 @llvm.smin.i64(i64 %columns_left, i64 %columns_most)
-  %is_half = icmp sle i64 %columns, MIDDLE
-  %more = select i1 %is_half, i64 ADDED, i64 0
   %size = mul i64 %inputs, WIDTH
   %wo = mul i64 %j, %size
   %wp = getelementptr float, ptr %panels, i64 %wo
-  %bp = getelementptr float, ptr %bias, i64 %column
-  %begin = select i1 %has_bias, ptr %bp, ptr @NAME_zeros
-  %op = getelementptr float, ptr %oc, i64 %column
-  br label %block_of_sums
-
-block_of_sums:
-  %k = phi i64 [0, %panel], [%k_next, %next_block]
-  %k_left = sub i64 %inputs, %k
-  %block = call i64 @llvm.smin.i64(i64 %k_left, i64 %most_sums)
-  %k_next = add i64 %k, %most_sums
-  %is_first = icmp eq i64 %k, 0
-  %is_last = icmp sge i64 %k_next, %inputs
-  %low = select i1 %is_last, float %least, float 0xFFF0000000000000
-  %high = select i1 %is_last, float %most, float 0x7FF0000000000000
-  %ko = mul i64 %k, WIDTH
-  %wq = getelementptr float, ptr %wp, i64 %ko
-  %start_down = select i1 %is_first, i64 0, i64 %outputs
-  br label %tile
-
-tile:
-  %i = phi i64 [0, %block_of_sums], [%i_next, %next_tile]
-  %todo = phi i64 [%tiles, %block_of_sums], [%todo_next, %next_tile]
-  %rows_left = sub i64 %high_rows, %i
-  %r0 = add i64 %rows_left, %todo
-  %r1 = sub i64 %r0, 1
-  %size_of = sdiv i64 %r1, %todo
-  %xi0 = mul i64 %i, %inputs
-  %xi = add i64 %xi0, %k
-  %xq = getelementptr float, ptr %xc, i64 %xi
-  %oi = mul i64 %i, %outputs
-  %oq = getelementptr float, ptr %op, i64 %oi
-  %start = select i1 %is_first, ptr %begin, ptr %oq
-FETCH
-  %which_tile = add i64 %size_of, %more
-  %which = select i1 %are_several, i64 %group, i64 %which_tile
-  switch i64 %which, label %next_tile [CASES]
-CALLS
-next_tile:
-  %i_next = add i64 %i, %size_of
-  %todo_next = sub i64 %todo, 1
-  %no_tile = icmp eq i64 %todo_next, 0
-  br i1 %no_tile, label %next_block, label %tile
-
-next_block:
-  br i1 %is_last, label %activate, label %block_of_sums
-
+LOOP
 activate:
   switch i64 %activation, label %next_panel [ACTIVATIONS]
 ACTIVATE

@@ -21,16 +21,14 @@ from dovetail.execute.native.llvm_function import Function
 from dovetail.execute.native.machine import function_of
 from dovetail.execute.native.tile_text import (
     ATTRIBUTES,
-    HALF,
+    PanelLoop,
     Tile,
     declarations,
-    fetch_lines,
-    group_calls,
     group_sizes,
     groups_text,
-    taken_lines,
-    tile_calls,
+    panel_loop,
     tiles_text,
+    zeros,
 )
 from dovetail.execute.native.vector_activations import VectorLines
 from dovetail.ops.panels import GATES, WIDTH
@@ -40,7 +38,7 @@ NUMBERS = 9
 """Slots behind those of pointers."""
 
 _WEIGHTS, _BIASES = 7, 11  # numbers of the first pointers to them
-_ANY = ("0xFFF0000000000000", "0x7FF0000000000000")  # the least and the largest number: infinities
+_LEAST, _MOST = "0xFFF0000000000000", "0x7FF0000000000000"  # infinities
 _BLOCK = 128  # products of a sum that is added to others
 _NAME = "recurrent"
 
@@ -72,27 +70,25 @@ _MEMCPY = "declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)\n"
 
 def _product(tile: Tile) -> str:
     """A function: rows by panels, with a bias or without."""
-    arguments = (
-        "ptr %xq, i64 %down, ptr %wq, ptr %start, i64 %start_down, ptr %oq, i64 %out_down, i64 %block, i64 %columns,"
-        " float {}, float {}, ptr %fetch, i64 %fetch_step".format(*_ANY)
+    loop = PanelLoop(
+        x="%x",
+        down="%down",
+        rows="%rows",
+        out="%out",
+        out_down="%out_down",
+        panels=str(max(group_sizes(tile))),  # as many are there as there are columns
+        sums=str(_BLOCK),
+        least=_LEAST,
+        most=_MOST,
+        after="next_panel",
     )
-    cases, calls = tile_calls(tile, _NAME, arguments)
-    several = "ptr %xq, ptr %wq, i64 %size, ptr %start, ptr %oq, i64 %block, float {}, float {}".format(*_ANY)
-    more_cases, more_calls = group_calls(tile, _NAME, several)
-    text = _PRODUCT.replace("CASES", f"{cases} {more_cases}").replace("CALLS", f"{calls}\n{more_calls}")
-    most = str(max(group_sizes(tile)))  # as many panels are there as there are columns
-    text = text.replace("TAKEN", taken_lines(tile, "%rows", "%columns_left", most)).replace("ATTRIBUTES", ATTRIBUTES)
-    text = text.replace("FETCH", fetch_lines("%tiles", "%todo", "%wq", "%block"))
-    numbers = {"ZEROS": max(group_sizes(tile)) * WIDTH, "WIDTH": WIDTH, "BLOCK": _BLOCK, "MIDDLE": WIDTH // 2}
-    numbers |= {"ADDED": HALF, "MOST_LESS": tile.rows - 1, "MOST": tile.rows}
-    for name, number in numbers.items():
+    text = _PRODUCT.replace("LOOP", panel_loop(tile, _NAME, loop)).replace("ATTRIBUTES", ATTRIBUTES)
+    for name, number in {"WIDTH": WIDTH, "MOST_LESS": tile.rows - 1, "MOST": tile.rows}.items():
         text = text.replace(name, str(number))
-    return text.replace("NAME", _NAME)
+    return zeros(tile, _NAME) + text.replace("NAME", _NAME)
 
 
 _PRODUCT = """
-@NAME_zeros = internal constant [ZEROS x float] zeroinitializer, align 64
-
 define internal void @NAME_product(ptr %x, i64 %down, ptr %panels, i64 %inputs, i64 %outputs, ptr %bias, i1 %has_bias,
     ptr %out, i64 %out_down, i64 %rows) noinline ATTRIBUTES {
 entry:
@@ -105,54 +101,7 @@ panel:
   %column = phi i64 [0, %entry], [%column_next, %next_panel]
   %wp = phi ptr [%panels, %entry], [%wp_next, %next_panel]
   %columns_left = sub i64 %outputs, %column
-TAKEN
-  %columns = call i64 @llvm.smin.i64(i64 %columns_left, i64 %columns_most)
-  %is_half = icmp sle i64 %columns, MIDDLE
-  %more = select i1 %is_half, i64 ADDED, i64 0
-  %bp = getelementptr float, ptr %bias, i64 %column
-  %begin = select i1 %has_bias, ptr %bp, ptr @NAME_zeros
-  %op = getelementptr float, ptr %out, i64 %column
-  br label %block_of_sums
-
-block_of_sums:
-  %k = phi i64 [0, %panel], [%k_next, %next_block]
-  %k_left = sub i64 %inputs, %k
-  %block = call i64 @llvm.smin.i64(i64 %k_left, i64 BLOCK)
-  %k_next = add i64 %k, BLOCK
-  %is_first = icmp eq i64 %k, 0
-  %is_last = icmp sge i64 %k_next, %inputs
-  %ko = mul i64 %k, WIDTH
-  %wq = getelementptr float, ptr %wp, i64 %ko
-  %start_down = select i1 %is_first, i64 0, i64 %out_down
-  br label %tile
-
-tile:
-  %i = phi i64 [0, %block_of_sums], [%i_next, %next_tile]
-  %todo = phi i64 [%tiles, %block_of_sums], [%todo_next, %next_tile]
-  %rows_left = sub i64 %rows, %i
-  %r0 = add i64 %rows_left, %todo
-  %r1 = sub i64 %r0, 1
-  %size_of = sdiv i64 %r1, %todo
-  %xi0 = mul i64 %i, %down
-  %xi = add i64 %xi0, %k
-  %xq = getelementptr float, ptr %x, i64 %xi
-  %oi = mul i64 %i, %out_down
-  %oq = getelementptr float, ptr %op, i64 %oi
-  %start = select i1 %is_first, ptr %begin, ptr %oq
-FETCH
-  %which_of_one = add i64 %size_of, %more
-  %which = select i1 %are_several, i64 %group, i64 %which_of_one
-  switch i64 %which, label %next_tile [CASES]
-CALLS
-next_tile:
-  %i_next = add i64 %i, %size_of
-  %todo_next = sub i64 %todo, 1
-  %no_tile = icmp eq i64 %todo_next, 0
-  br i1 %no_tile, label %next_block, label %tile
-
-next_block:
-  br i1 %is_last, label %next_panel, label %block_of_sums
-
+LOOP
 next_panel:
   %column_next = add i64 %column, %columns_most
   %size_read = mul i64 %size, %taken

@@ -1,4 +1,5 @@
-"""LLVM's text of tiles: rows by a panel, or one row by several panels, kept in registers while they are summed.
+"""LLVM's text of tiles: rows by a panel, or one row by several panels, kept in registers while they are summed; and of
+the loops over a panel's blocks of products and tiles of rows.
 
 Kernels over panels (`panel_text`, `convolution_text`, `int8_text`, `recurrent_text`) put their loops around these.
 
@@ -9,15 +10,15 @@ Source: Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplicatio
 from __future__ import annotations
 
 from dataclasses import dataclass
+from string import Template
 
 from dovetail.execute.native.vector_activations import CODES, activation_text
 from dovetail.ops.panels import WIDTH
 
 HALF = 100
 """Added to the number of rows of a tile that is half as wide."""
-
-_GROUP = 1000  # is added to the number of panels in cases
 _AHEAD = 64  # lines of a panel that are fetched before they are read
+_GROUP = 1000  # is added to the number of panels in cases
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,68 +86,6 @@ def _group(tile: Tile, name: str, panels: int) -> str:
         out.append(f"%o{j} = getelementptr float, ptr %out, i64 {j * lanes}")
         out.append(f"store {v} %r{j}, ptr %o{j}, align 4")
     return "\n".join([head, *out, "ret void", "}\n"])
-
-
-def fetch_lines(tiles: str, todo: str, panel: str, block: str) -> str:
-    """What a tile fetches ahead, `%fetch` and `%fetch_step`: of several tiles that read one block of a panel, each its
-    part of the next block; of a single one, lines that it reads soon.
-    """
-    line = WIDTH * 4
-    lines = [
-        f"%is_alone = icmp eq i64 {tiles}, 1",
-        f"%part_step = sdiv i64 {line}, {tiles}",
-        f"%fetch_step = select i1 %is_alone, i64 {line}, i64 %part_step",
-        f"%tile_number = sub i64 {tiles}, {todo}",
-        f"%part = mul i64 {block}, %part_step",
-        "%parts = mul i64 %tile_number, %part",
-        f"%block_bytes = mul i64 {block}, {line}",
-        "%in_next = add i64 %block_bytes, %parts",
-        f"%fetch_at = select i1 %is_alone, i64 {_AHEAD * line}, i64 %in_next",
-        f"%fetch = getelementptr i8, ptr {panel}, i64 %fetch_at",
-    ]
-    return "  " + "\n  ".join(lines)
-
-
-def taken_lines(tile: Tile, rows: str, columns_left: str, panels_left: str) -> str:
-    """How many panels are read at once, `%taken`, and their columns, `%columns_most`."""
-    out, taken = [f"%is_one = icmp eq i64 {rows}, 1"], "1"
-    for size in group_sizes(tile):
-        out += [
-            f"%wide{size} = icmp sge i64 {columns_left}, {size * WIDTH}",
-            f"%there{size} = icmp sge i64 {panels_left}, {size}",
-            f"%fits{size} = and i1 %wide{size}, %there{size}",
-            f"%takes{size} = and i1 %fits{size}, %is_one",
-            f"%taken{size} = select i1 %takes{size}, i64 {size}, i64 {taken}",
-        ]
-        taken = f"%taken{size}"
-    out += [f"%taken = add i64 {taken}, 0", f"%columns_most = mul i64 %taken, {WIDTH}"]
-    out += ["%are_several = icmp sgt i64 %taken, 1", f"%group = add i64 %taken, {_GROUP}"]
-    return "  " + "\n  ".join(out)
-
-
-def group_calls(tile: Tile, name: str, arguments: str) -> tuple[str, str]:
-    """The cases of a switch over `%group`, and the calls of groups."""
-    sizes = group_sizes(tile)
-    cases = " ".join(f"i64 {size + _GROUP}, label %of_group{size}" for size in sizes)
-    calls = "\n".join(
-        f"of_group{size}:\n  call void @{name}_group{size}({arguments})\n  br label %next_tile" for size in sizes
-    )
-    return cases, calls
-
-
-def tile_calls(tile: Tile, name: str, arguments: str) -> tuple[str, str]:
-    """The cases of a switch and the calls of tiles: for whole panels, and for those of which half is filled, which add
-    `HALF` to the number of rows.
-    """
-    sizes = range(1, tile.rows + 1)
-    halves = {0: tile.vectors, HALF: tile.vectors // 2}
-    cases = " ".join(f"i64 {rows + more}, label %of{rows + more}" for more in halves for rows in sizes)
-    calls = "\n".join(
-        f"of{rows + more}:\n  call void @{name}_tile{rows}_{vectors}({arguments})\n  br label %next_tile"
-        for more, vectors in halves.items()
-        for rows in sizes
-    )
-    return cases, calls
 
 
 def activations_text(tile: Tile, name: str) -> str:
@@ -276,3 +215,178 @@ def stored(tile: Tile, rows: int, vectors: range, *, adds: bool = False) -> list
             out += clamped(f"%{'e' if adds else 't'}{at}", at, lanes)
             out.append(f"call void @llvm.masked.store.v{lanes}f32.p0({v} %r{at}, ptr %o{at}, i32 4, {mask} %mask{j})")
     return out
+
+
+@dataclass(frozen=True, slots=True)
+class PanelLoop:
+    """Registers, or numbers, of the function around.
+
+    x, down: rows, and the elements from one to the next. out, out_down: the same of results. panels: how many there are
+    from here on. sums: products of a sum that is added to others. least, most: what a result may be. after: the block
+    that follows.
+    """
+
+    x: str
+    down: str
+    rows: str
+    out: str
+    out_down: str
+    panels: str
+    sums: str
+    least: str
+    most: str
+    after: str
+
+
+def panel_loop(tile: Tile, name: str, loop: PanelLoop) -> str:
+    """The lines, for functions `name_tile..` and `name_group..`; also of what follows until the block after.
+
+    Given: %panel, the block in which they begin; %wp, the panel; %size, its elements; %column and %columns_left, its
+    first column and how many there are from there on; %tiles, of how many the rows are; %bias, %has_bias, %inputs.
+    Leave: %op, the result; %taken, how many panels were read; %columns, how many columns.
+    """
+    tiles = (
+        f"ptr %xq, i64 {loop.down}, ptr %wq, ptr %start, i64 %start_down, ptr %oq, i64 {loop.out_down}, i64 %block,"
+        " i64 %columns, float %low, float %high, ptr %fetch, i64 %fetch_step"
+    )
+    groups = "ptr %xq, ptr %wq, i64 %size, ptr %start, ptr %oq, i64 %block, float %low, float %high"
+    both = _tile_calls(tile, name, tiles), _group_calls(tile, name, groups)
+    return Template(_LOOP).substitute(
+        x=loop.x,
+        down=loop.down,
+        rows=loop.rows,
+        out=loop.out,
+        out_down=loop.out_down,
+        sums=loop.sums,
+        least=loop.least,
+        most=loop.most,
+        after=loop.after,
+        name=name,
+        taken=_taken_lines(tile, loop.rows, loop.panels),
+        fetch=_fetch_lines(),
+        cases=" ".join(cases for cases, _ in both),
+        calls="\n".join(calls for _, calls in both),
+        middle=WIDTH // 2,
+        half=HALF,
+        width=WIDTH,
+    )
+
+
+def zeros(tile: Tile, name: str) -> str:
+    """What sums begin with where there is no bias."""
+    return f"\n@{name}_zeros = internal constant [{max(group_sizes(tile)) * WIDTH} x float] zeroinitializer, align 64\n"
+
+
+_LOOP = """\
+$taken
+  %columns = call i64 @llvm.smin.i64(i64 %columns_left, i64 %columns_most)
+  %is_half = icmp sle i64 %columns, $middle
+  %more = select i1 %is_half, i64 $half, i64 0
+  %bp = getelementptr float, ptr %bias, i64 %column
+  %begin = select i1 %has_bias, ptr %bp, ptr @${name}_zeros
+  %op = getelementptr float, ptr $out, i64 %column
+  br label %block_of_sums
+
+block_of_sums:
+  %k = phi i64 [0, %panel], [%k_next, %next_block]
+  %k_left = sub i64 %inputs, %k
+  %block = call i64 @llvm.smin.i64(i64 %k_left, i64 $sums)
+  %k_next = add i64 %k, $sums
+  %is_first = icmp eq i64 %k, 0
+  %is_last = icmp sge i64 %k_next, %inputs
+  %low = select i1 %is_last, float $least, float 0xFFF0000000000000
+  %high = select i1 %is_last, float $most, float 0x7FF0000000000000
+  %ko = mul i64 %k, $width
+  %wq = getelementptr float, ptr %wp, i64 %ko
+  %start_down = select i1 %is_first, i64 0, i64 $out_down
+  br label %tile
+
+tile:
+  %i = phi i64 [0, %block_of_sums], [%i_next, %next_tile]
+  %todo = phi i64 [%tiles, %block_of_sums], [%todo_next, %next_tile]
+  %rows_left = sub i64 $rows, %i
+  %r0 = add i64 %rows_left, %todo
+  %r1 = sub i64 %r0, 1
+  %size_of = sdiv i64 %r1, %todo
+  %xi0 = mul i64 %i, $down
+  %xi = add i64 %xi0, %k
+  %xq = getelementptr float, ptr $x, i64 %xi
+  %oi = mul i64 %i, $out_down
+  %oq = getelementptr float, ptr %op, i64 %oi
+  %start = select i1 %is_first, ptr %begin, ptr %oq
+$fetch
+  %which_of_one = add i64 %size_of, %more
+  %which = select i1 %are_several, i64 %group, i64 %which_of_one
+  switch i64 %which, label %next_tile [$cases]
+$calls
+next_tile:
+  %i_next = add i64 %i, %size_of
+  %todo_next = sub i64 %todo, 1
+  %no_tile = icmp eq i64 %todo_next, 0
+  br i1 %no_tile, label %next_block, label %tile
+
+next_block:
+  br i1 %is_last, label %$after, label %block_of_sums
+"""
+
+
+def _fetch_lines() -> str:
+    """What a tile fetches ahead, `%fetch` and `%fetch_step`: of several tiles that read one block of a panel, each its
+    part of the next block; of a single one, lines that it reads soon.
+    """
+    line = WIDTH * 4
+    lines = [
+        "%is_alone = icmp eq i64 %tiles, 1",
+        f"%part_step = sdiv i64 {line}, %tiles",
+        f"%fetch_step = select i1 %is_alone, i64 {line}, i64 %part_step",
+        "%tile_number = sub i64 %tiles, %todo",
+        "%part = mul i64 %block, %part_step",
+        "%parts = mul i64 %tile_number, %part",
+        f"%block_bytes = mul i64 %block, {line}",
+        "%in_next = add i64 %block_bytes, %parts",
+        f"%fetch_at = select i1 %is_alone, i64 {_AHEAD * line}, i64 %in_next",
+        "%fetch = getelementptr i8, ptr %wq, i64 %fetch_at",
+    ]
+    return "  " + "\n  ".join(lines)
+
+
+def _taken_lines(tile: Tile, rows: str, panels_left: str) -> str:
+    """How many panels are read at once, `%taken`, and their columns, `%columns_most`."""
+    out, taken = [f"%is_one = icmp eq i64 {rows}, 1"], "1"
+    for size in group_sizes(tile):
+        out += [
+            f"%wide{size} = icmp sge i64 %columns_left, {size * WIDTH}",
+            f"%there{size} = icmp sge i64 {panels_left}, {size}",
+            f"%fits{size} = and i1 %wide{size}, %there{size}",
+            f"%takes{size} = and i1 %fits{size}, %is_one",
+            f"%taken{size} = select i1 %takes{size}, i64 {size}, i64 {taken}",
+        ]
+        taken = f"%taken{size}"
+    out += [f"%taken = add i64 {taken}, 0", f"%columns_most = mul i64 %taken, {WIDTH}"]
+    out += ["%are_several = icmp sgt i64 %taken, 1", f"%group = add i64 %taken, {_GROUP}"]
+    return "  " + "\n  ".join(out)
+
+
+def _group_calls(tile: Tile, name: str, arguments: str) -> tuple[str, str]:
+    """The cases of a switch over `%group`, and the calls of groups."""
+    sizes = group_sizes(tile)
+    cases = " ".join(f"i64 {size + _GROUP}, label %of_group{size}" for size in sizes)
+    calls = "\n".join(
+        f"of_group{size}:\n  call void @{name}_group{size}({arguments})\n  br label %next_tile" for size in sizes
+    )
+    return cases, calls
+
+
+def _tile_calls(tile: Tile, name: str, arguments: str) -> tuple[str, str]:
+    """The cases of a switch and the calls of tiles: for whole panels, and for those of which half is filled, which add
+    `HALF` to the number of rows.
+    """
+    sizes = range(1, tile.rows + 1)
+    halves = {0: tile.vectors, HALF: tile.vectors // 2}
+    cases = " ".join(f"i64 {rows + more}, label %of{rows + more}" for more in halves for rows in sizes)
+    calls = "\n".join(
+        f"of{rows + more}:\n  call void @{name}_tile{rows}_{vectors}({arguments})\n  br label %next_tile"
+        for more, vectors in halves.items()
+        for rows in sizes
+    )
+    return cases, calls
