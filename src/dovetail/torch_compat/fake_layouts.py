@@ -17,7 +17,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dovetail.torch_compat.convolutions import convolved_on_fakes
 from dovetail.torch_compat.cudnn_layers import run_layer_on_fakes
 from dovetail.torch_compat.dispatch import Overload, schema_of, tags_of
-from dovetail.torch_compat.kernel_strides import Layout, expand_strides, iterator_strides, view_strides
+from dovetail.torch_compat.kernel_layouts import (
+    ALIKE,
+    CONTIGUOUS,
+    ELEMENTWISE,
+    IN_MEMORY_FORMAT,
+    ITERATORS,
+    LOSSES,
+    NUMBER_APART,
+    OWN_WAY,
+    VIEWS,
+)
+from dovetail.torch_compat.kernel_strides import Layout, expand_strides, iterator_strides, like_strides, view_strides
 from dovetail.torch_compat.resampling import resampled_on_fakes
 from dovetail.torch_compat.symbolic_views import viewed
 from dovetail.torch_compat.zero_tensors import answered_anew
@@ -34,18 +45,20 @@ def as_laid_out(op: Any, args: Sequence[Any], result: Any) -> Any:
     rule = _RULES.get(op)
     if rule is not None:
         return rule(args[0], result if rule is not _batch_norm else _with_mixed_statistics(args, result))
-    if op in _IN_MEMORY_FORMAT:
-        return _in_memory_format(args[_IN_MEMORY_FORMAT[op]], result)
-    if op is _aten.roll.default and len(args) > 2 and args[2]:
-        return _in_memory_format(args[0], result)
-    if op in _CONTIGUOUS:
-        is_meant = "cuda" in _CONTIGUOUS[op] or _first_of(result).device.type == "cpu"
+    if op in IN_MEMORY_FORMAT:
+        return _in_memory_format(args[IN_MEMORY_FORMAT[op]], result)
+    if op is _aten.roll.default:
+        return _rolled(args[0], result, *args[1:])
+    if op in CONTIGUOUS:
+        is_meant = "cuda" in CONTIGUOUS[op] or _first_of(result).device.type == "cpu"
         return _each(_contiguous, result) if is_meant else result
-    if op in _LOSSES and args[1].shape == result.shape:
+    if op in LOSSES and args[1].shape == result.shape:
         return _contiguous(result)
     if op is _aten.expand.default:
         stride = expand_strides(args[0].shape, args[0].stride(), result.shape, result.stride())
         return args[0].as_strided(result.shape, stride) if stride else result
+    if op in ALIKE and _first_of(result).device.type == "cpu" and _is_plain(args[ALIKE[op]]):
+        return _alike(args[ALIKE[op]], result)
     order = _order_of_operands(op, args)
     if order is not None:
         return _each(lambda made: _like_operands([args[place] for place in order], made), result)
@@ -168,8 +181,8 @@ def _contiguous(result: torch.Tensor) -> torch.Tensor:
 def _order_of_operands(op: Any, args: Sequence[Any]) -> tuple[int, ...] | None:
     """In which order an elementwise kernel reads its operands, where its fake reads them in another."""
     if op is _aten.rrelu_with_noise_backward.default:
-        return (2, 0) if args[5] else None
-    return _LOSSES.get(op) or _ELEMENTWISE.get(op)
+        return (2, 0) if args[5] else (1, 0)
+    return LOSSES.get(op) or ELEMENTWISE.get(op)
 
 
 def _with_small_dimensions(op: Any, args: Sequence[Any], result: Any) -> Any:
@@ -180,8 +193,8 @@ def _with_small_dimensions(op: Any, args: Sequence[Any], result: Any) -> Any:
     if not any(type(size) is int and size == 1 for size in first.shape):
         return result
     if not _is_plain(first):
-        return viewed(args[0], first) if op in _VIEWS else result
-    if op in _VIEWS and _is_plain(args[0]):
+        return viewed(args[0], first) if op in VIEWS else result
+    if op in VIEWS and _is_plain(args[0]):
         stride = view_strides(tuple(args[0].shape), args[0].stride(), tuple(first.shape))
         return first if stride in (None, first.stride()) else args[0].as_strided(first.shape, stride)
     if op is _aten.glu.default:
@@ -189,11 +202,14 @@ def _with_small_dimensions(op: Any, args: Sequence[Any], result: Any) -> Any:
         return _blank(first, iterator_strides(first.shape, halves))
     if op is _aten.index.Tensor:
         return _indexed(args[0], args[1], first)
-    if op in _ALIKE:
-        return _each(lambda made: _blank(made, torch.empty_like(args[0]).stride()), result)
     if not _is_elementwise(op) or first is not result:
         return result
     return _like_operands(_operands_of(op, args), first)
+
+
+def _alike(like: torch.Tensor, result: Any) -> Any:
+    stride = like_strides(like.shape, like.stride())
+    return _each(lambda made: _blank(made, stride) if made.shape == like.shape else made, result)
 
 
 def _indexed(x: torch.Tensor, indices: Sequence[torch.Tensor | None], result: torch.Tensor) -> torch.Tensor:
@@ -213,9 +229,11 @@ def _indexed(x: torch.Tensor, indices: Sequence[torch.Tensor | None], result: to
 
 @cache
 def _is_elementwise(op: Any) -> bool:
+    if op in ITERATORS:
+        return True
     if not isinstance(op, Overload) or torch.Tag.pointwise not in tags_of(op) or schema_of(op).is_mutable:
         return False
-    return op not in _OWN_WAY and schema_of(op).namespace == "aten"
+    return op not in OWN_WAY and schema_of(op).namespace == "aten"
 
 
 def _operands_of(op: Any, args: Sequence[Any]) -> list[Any]:
@@ -223,7 +241,7 @@ def _operands_of(op: Any, args: Sequence[Any]) -> list[Any]:
     schema = schema_of(op)
     described = zip(args, schema.arguments, strict=False)
     meant = [one for one, told in described if isinstance(one, torch.Tensor) or told.type == "Tensor"]
-    takes_number = "scalar" in schema.overload.lower() and op is not _aten.pow.Tensor_Scalar
+    takes_number = "scalar" in schema.overload.lower() and op not in NUMBER_APART
     return [*meant, 0] if takes_number else meant
 
 
@@ -252,9 +270,10 @@ def _with_mixed_statistics(args: Sequence[Any], result: Sequence[Any]) -> Sequen
 
 def _laid_out_as_on_cpu(x: torch.Tensor, result: Sequence[Any]) -> Any:
     made, *others = result
-    if x.dim() < 2 or x.is_contiguous():
+    if x.dim() < 2:
         return result
-    right = torch.empty(made.shape, dtype=made.dtype, device=made.device, memory_format=_format_of(x))
+    wanted = torch.contiguous_format if x.is_contiguous() else _format_of(x)
+    right = torch.empty(made.shape, dtype=made.dtype, device=made.device, memory_format=wanted)
     return result if right.stride() == made.stride() else (right, *others)
 
 
@@ -275,6 +294,22 @@ def _padded(x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
     return torch.empty(result.shape, dtype=result.dtype, device=result.device, memory_format=wanted)
 
 
+def _rolled(x: torch.Tensor, result: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> torch.Tensor:
+    """On CPU, two parts are put together in their memory format, dimension by dimension; without one, all in a row."""
+    if x.device.type != "cpu" or not all(map(_is_plain, (x, result))) or 0 in x.shape:
+        return _in_memory_format(x, result) if dims else result
+    if not dims:
+        return _contiguous(result)
+    for shift, dim in zip(shifts, dims, strict=True):
+        size = x.shape[dim]
+        start = (size - shift) % size
+        shapes = [(*x.shape[:dim], part, *x.shape[dim % x.dim() + 1 :]) for part in (start, size - start)]
+        formats = {suggest_memory_format(x.as_strided(shape, x.stride())) for shape in shapes}
+        wanted = formats.pop() if len(formats) == 1 else torch.contiguous_format
+        x = torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=wanted)
+    return _blank(result, x.stride())
+
+
 def _zeroed(x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x, dtype=result.dtype)
 
@@ -290,90 +325,6 @@ def _in_memory_format(x: torch.Tensor, result: Any) -> Any:
     return right if isinstance(result, torch.Tensor) else (right, *others)
 
 
-# Kernels that lay out their first result in the memory format of an operand, by its place.
-_IN_MEMORY_FORMAT: dict[Any, int] = {
-    _aten.batch_norm_backward.default: 1,
-    _aten.channel_shuffle.default: 0,
-    _aten.max_unpool2d.default: 0,
-    _aten.native_batch_norm_backward.default: 1,
-    _aten.native_channel_shuffle.default: 0,
-    _aten.native_group_norm.default: 0,
-    _aten.native_group_norm_backward.default: 1,
-    _aten.reflection_pad2d_backward.default: 1,
-    _aten.replication_pad2d_backward.default: 1,
-    _aten.upsample_bicubic2d.default: 0,
-    _aten.upsample_bilinear2d.default: 0,
-    _aten.upsample_nearest2d.default: 0,
-}
-_VIEWS = frozenset({_aten.view.default, _aten._unsafe_view.default})
-# Kernels whose results lie as their first operand does.
-_ALIKE = frozenset(
-    {
-        _aten._prelu_kernel.default,
-        _aten.flip.default,
-        _aten.hardtanh.default,
-        _aten.nan_to_num.default,
-        _aten.sort.default,
-        _aten.sort.stable,
-    }
-)
-# Elementwise kernels that do not ask `TensorIterator` for strides.
-_OWN_WAY = frozenset(
-    {
-        _aten.clone.default,
-        _aten.deg2rad.default,
-        _aten.frexp.Tensor,
-        _aten.hardtanh.default,
-        _aten.isinf.default,
-        _aten.ldexp.Tensor,
-        _aten.lerp.Scalar,
-        _aten.masked_fill.Scalar,
-        _aten.masked_fill.Tensor,
-        _aten.mvlgamma.default,
-        _aten.nan_to_num.default,
-        _aten.rad2deg.default,
-    }
-)
-# Elementwise kernels whose fakes read the operands in another order: by their places, in the order of the kernel.
-_ELEMENTWISE: dict[Any, tuple[int, ...]] = {
-    _aten._prelu_kernel_backward.default: (1, 2, 0),
-    _aten.copysign.Tensor: (0, 1),
-    _aten.div.Tensor_mode: (0, 1),
-    _aten.elu_backward.default: (0, 5),
-    _aten.floor_divide.default: (0, 1),
-    _aten.hardsigmoid_backward.default: (0, 1),
-    _aten.hardswish_backward.default: (0, 1),
-    _aten.hardtanh_backward.default: (0, 1),
-    _aten.logit_backward.default: (0, 1),
-    _aten.native_dropout_backward.default: (0, 1),
-    _aten.soft_margin_loss_backward.default: (2, 1),
-    _aten.softplus_backward.default: (0, 1),
-    _aten.special_xlog1py.default: (0, 1),
-    _aten.threshold_backward.default: (1, 0),
-    _aten.xlogy.Tensor: (0, 1),
-}
-# Kernels that give a contiguous tensor, unless what they are the gradient of is smaller than that.
-_LOSSES: dict[Any, tuple[int, ...]] = dict.fromkeys(
-    (
-        _aten.huber_loss_backward.default,
-        _aten.mse_loss_backward.default,
-        _aten.smooth_l1_loss_backward.default,
-    ),
-    (1, 2, 0),
-)
-# Kernels that give contiguous tensors, whatever they read: on which devices.
-_CPU, _EVERYWHERE = ("cpu",), ("cpu", "cuda")
-_CONTIGUOUS: dict[Any, tuple[str, ...]] = {
-    _aten._log_softmax_backward_data.default: _EVERYWHERE,
-    _aten.glu_backward.default: _CPU,
-    _aten.isin.Tensor_Scalar: _EVERYWHERE,
-    _aten.isin.Tensor_Tensor: _EVERYWHERE,
-    _aten.log_sigmoid_forward.default: _CPU,
-    _aten.native_layer_norm.default: _CPU,
-    _aten.native_layer_norm_backward.default: _CPU,
-    _aten.normal.Tensor_Tensor: _EVERYWHERE,
-    _aten.pow.Scalar: _EVERYWHERE,
-}
 _RULES: dict[Any, Callable[[torch.Tensor, Any], Any]] = {
     _aten.reflection_pad2d.default: _padded,
     _aten.replication_pad2d.default: _padded,

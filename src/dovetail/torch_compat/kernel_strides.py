@@ -22,18 +22,16 @@ def iterator_strides(shape: Sequence[int], operands: Sequence[Layout]) -> tuple[
         strides = _fast(shape, operands)
         if strides is not None:
             return strides
-    seen = [_broadcast(shape, *operand) for operand in operands]
-    order = list(reversed(range(len(shape))))
-    for position in range(1, len(order)):
-        place = position
-        for other in reversed(range(position)):
-            comes_after = _compare(shape, seen, order[other], order[place])
-            if comes_after < 0:
-                break
-            if comes_after > 0:
-                order[other], order[place] = order[place], order[other]
-                place = other
-    return _packed(shape, order)
+    return _packed(shape, _ordered(shape, [_broadcast(shape, *operand) for operand in operands]))
+
+
+def like_strides(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a new tensor that is to lie as another one. Source: `empty_like` in ATen/TensorFactories.cpp, and
+    `infer_dense_strides` in ATen/ExpandUtils.cpp.
+    """
+    if _is_packed(shape, stride, _by_stride(shape, stride)):
+        return tuple(stride)
+    return _packed(shape, _ordered(shape, [stride]))
 
 
 def view_strides(shape: Sequence[int], stride: Sequence[int], wanted: Sequence[int]) -> tuple[int, ...] | None:
@@ -107,6 +105,21 @@ def _broadcast(shape: Sequence[int], own: Sequence[int], stride: Sequence[int]) 
     missing = len(shape) - len(own)
     wide = zip(own, stride, shape[missing:], strict=True)
     return (*[0] * missing, *(0 if size == 1 and wanted != 1 else step for size, step, wanted in wide))
+
+
+def _ordered(shape: Sequence[int], operands: Sequence[Sequence[int]]) -> list[int]:
+    """The dimensions, from the fastest on, as operands with these strides tell."""
+    order = list(reversed(range(len(shape))))
+    for position in range(1, len(order)):
+        place = position
+        for other in reversed(range(position)):
+            comes_after = _compare(shape, operands, order[other], order[place])
+            if comes_after < 0:
+                break
+            if comes_after > 0:
+                order[other], order[place] = order[place], order[other]
+                place = other
+    return order
 
 
 def _compare(shape: Sequence[int], operands: Sequence[Sequence[int]], a: int, b: int) -> int:

@@ -26,6 +26,18 @@ def check_iterator_strides() -> str | None:
     return first_difference(*found)
 
 
+def check_like_strides() -> str | None:
+    """Tensors like others: dense ones, with dimensions of size 1 whose strides say little, and parts of others."""
+    found = []
+    for shape in ((1, 4, 1, 8), (5, 1, 6, 1), *_SHAPES):
+        for order in itertools.permutations(range(len(shape))):
+            x = _ordered(shape, order)
+            for one in (x, x[..., ::2], x.narrow(0, 0, 1), x.narrow(0, 0, 1).expand(shape)):
+                told = kernel_strides.like_strides(tuple(one.shape), one.stride())
+                found.append((f"strides like {one.stride()}", told, torch.empty_like(one).stride()))
+    return first_difference(*found)
+
+
 def check_view_strides() -> str | None:
     """Views as one row, as another shape and as the same, where there are such views."""
     found: list[tuple[str, object, object]] = []
@@ -68,4 +80,4 @@ def _ordered(shape: tuple[int, ...], order: tuple[int, ...]) -> torch.Tensor:
     return made.permute([order.index(dim) for dim in range(len(order))])
 
 
-CHECKS = (check_iterator_strides, check_view_strides, check_expand_strides)
+CHECKS = (check_iterator_strides, check_like_strides, check_view_strides, check_expand_strides)
