@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dovetail.torch_compat.convolutions import convolved_on_fakes
 from dovetail.torch_compat.cudnn_layers import run_layer_on_fakes
 from dovetail.torch_compat.dispatch import Overload, schema_of, tags_of
-from dovetail.torch_compat.kernel_layouts import (
+from dovetail.torch_compat.kernel_strides import (
     ALIKE,
     CONTIGUOUS,
     ELEMENTWISE,
@@ -27,8 +27,12 @@ from dovetail.torch_compat.kernel_layouts import (
     NUMBER_APART,
     OWN_WAY,
     VIEWS,
+    Layout,
+    expand_strides,
+    iterator_strides,
+    like_strides,
+    view_strides,
 )
-from dovetail.torch_compat.kernel_strides import Layout, expand_strides, iterator_strides, like_strides, view_strides
 from dovetail.torch_compat.resampling import resampled_on_fakes
 from dovetail.torch_compat.symbolic_views import viewed
 from dovetail.torch_compat.zero_tensors import answered_anew
