@@ -127,7 +127,8 @@ class _Noting:
         """`warnings.warn`."""
         kind = type(message) if isinstance(message, Warning) else UserWarning if category is None else category
         if not (isinstance(kind, type) and issubclass(kind, Warning) and isinstance(stacklevel, int)):
-            raise TypeError(f"category must be a Warning subclass, not {type(kind).__name__!r}")
+            _warn(message, category, stacklevel, source)  # which says what is wrong
+            return
         level = max(2, stacklevel) if skip_file_prefixes else stacklevel
         frame = _warned_frame(sys._getframe(1), level, tuple(skip_file_prefixes))
         if frame is None:
@@ -192,7 +193,7 @@ class _Noting:
         return warnings.showwarning, vars(warnings).get("_showwarnmsg_impl")
 
 
-_warn_explicit = warnings.warn_explicit
+_warn, _warn_explicit = warnings.warn, warnings.warn_explicit
 _showwarnmsg: Callable[[warnings.WarningMessage], None] = vars(warnings)["_showwarnmsg"]
 
 

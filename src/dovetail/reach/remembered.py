@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 from collections.abc import Collection, Iterator
 from types import CodeType, FrameType
 from typing import Any
@@ -13,11 +14,8 @@ _CACHED: Any = type(functools.lru_cache(len))
 
 def is_remembered(frame: FrameType | None, outside: Collection[FrameType]) -> bool:
     """Whether this frame, or one that it was called from, is a call that a cache remembers. outside: where to stop."""
-    while frame is not None and frame not in outside:
-        if isinstance(_named(frame), _CACHED):
-            return True
-        frame = frame.f_back
-    return False
+    inside = itertools.takewhile(lambda each: each not in outside, callers(frame))
+    return any(isinstance(_named(each), _CACHED) for each in inside)
 
 
 def callers(frame: FrameType | None) -> Iterator[FrameType]:

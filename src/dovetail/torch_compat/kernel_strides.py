@@ -3,8 +3,8 @@
 Fakes take the strides of dimensions of size 1 for unimportant. They are not: `suggest_memory_format` looks at them, and
 by what it says, an image of batch size 1 is read with its channels first or last.
 
-The tables say which kernels lay out their results how, where fakes do not. Each line was found by comparing an operator
-with its fake over memory formats, transposed and broadcast operands, and dimensions of size 1.
+The tables say which kernels lay out their results how, where fakes do not. `tests/ops` compares operators
+with their fakes over memory formats, transposed operands and dimensions of size 1.
 """
 
 from __future__ import annotations

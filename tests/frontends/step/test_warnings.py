@@ -160,3 +160,16 @@ def test_what_a_function_warns_of_is_of_the_users_line() -> None:
         warnings.simplefilter("default")
         loss(torch.ones(2, 1))
     assert [(w.filename, w.category) for w in caught] == [(__file__, UserWarning)]
+
+
+def test_a_wrong_category_is_refused_as_in_eager_mode() -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        category: Any = int
+        warnings.warn("careful", category, stacklevel=1)
+        return x
+
+    with pytest.raises(TypeError) as eager:
+        step(torch.ones(1))
+    with pytest.raises(TypeError) as ours:
+        dovetail.compile_step(step)(torch.ones(1))
+    assert str(ours.value) == str(eager.value)
