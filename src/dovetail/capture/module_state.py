@@ -72,10 +72,13 @@ def tensor_slots(modules: Sequence[tuple[str, torch.nn.Module]]) -> list[TensorS
 
 
 @contextlib.contextmanager
-def replaced_tensors(slots: Sequence[TensorSlot], stand_ins: Sequence[Any]) -> Iterator[None]:
+def replaced_tensors(
+    slots: Sequence[TensorSlot], stand_ins: Sequence[Any], *, leaves_attributes: bool = False
+) -> Iterator[None]:
     """While active, each slot holds its stand-in. Afterwards the modules are as before.
 
-    Raises: PythonSideEffect, after putting everything back, when the code that ran changed a module.
+    leaves_attributes: attributes that the code has set and that are no tensors or modules stay set; the caller puts
+    them back. Raises: PythonSideEffect, after putting everything back, when the code that ran changed a module.
     """
     modules = {id(slot.module): slot.module for slot in slots}
     for root in list(modules.values()):
@@ -86,19 +89,25 @@ def replaced_tensors(slots: Sequence[TensorSlot], stand_ins: Sequence[Any]) -> I
         slot.place(stand_in)
     during = {key: _contents(module) for key, module in modules.items()}
     seen = {id(stand_in) for stand_in in stand_ins}
-    changed = ""
+    changed, left = "", dict[int, dict[str, Any]]()
     try:
         yield
-        changed = next((c for key, m in modules.items() if (c := _difference(during[key], _contents(m), m, seen))), "")
+        after = {key: _contents(module) for key, module in modules.items()}
+        if leaves_attributes:
+            left = {key: _set_attributes(during[key], held, seen) for key, held in after.items()}
+        differences = (_difference({**during[k], **left.get(k, {})}, after[k], m, seen) for k, m in modules.items())
+        changed = next(filter(None, differences), "")
     finally:
         for key, module in modules.items():
             _restore(module, before[key])
+            module.__dict__.update({} if changed else left.get(key, {}))
         for slot, original in zip(slots, originals, strict=True):
             slot.place(original)
     if changed:
         raise PythonSideEffect(what=changed)
 
 
+_NOTHING = object()
 _TABLES = ("_parameters", "_buffers", "_modules")
 
 
@@ -118,6 +127,15 @@ def _difference(before: dict[str, Any], after: dict[str, Any], module: torch.nn.
         elif not (_unchanged(before.get(name), after.get(name)) or is_derived(after.get(name), stand_ins)):
             return f"set {kind}.{name}"
     return ""
+
+
+def _set_attributes(before: dict[str, Any], after: dict[str, Any], stand_ins: set[int]) -> dict[str, Any]:
+    """What attributes hold that have been set, but for those that only repeat the stand-ins."""
+    return {
+        name: value
+        for name, value in after.items()
+        if name not in _TABLES and before.get(name, _NOTHING) is not value and not is_derived(value, stand_ins)
+    }
 
 
 def _unchanged(old: Any, new: Any) -> bool:
@@ -141,5 +159,5 @@ def _restore(module: torch.nn.Module, contents: dict[str, Any]) -> None:
             table = module.__dict__[name]
             table.clear()
             table.update(value)
-        elif module.__dict__.get(name) is not value:
+        elif module.__dict__.get(name, _NOTHING) is not value:
             module.__dict__[name] = value

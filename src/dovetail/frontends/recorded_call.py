@@ -38,6 +38,7 @@ from dovetail.frontends.inputs import specs_with_parts
 from dovetail.frontends.lifted_numbers import PLAIN_NUMBERS, LiftedNumbers
 from dovetail.frontends.structure import Structure, changes, flatten, unflatten
 from dovetail.ir.signature import SizeInput, UserInput
+from dovetail.reach.changes import ReadChange
 from dovetail.reach.codes import names_of
 from dovetail.reach.contents import identified
 from dovetail.reach.guards import PythonGuards
@@ -75,7 +76,8 @@ class CallRecorder:
     inputs after those. facts: what the code was told of these numbers.
     reads: whether all that the code read, while it was recorded, is as it was. gradients_read: inputs whose `.grad` the
     code has read. asked: arguments that code asked for attributes by name. more_modules: by name, that the call was not
-    described with, though the code takes their tensors.
+    described with, though the code takes their tensors. changed: what the code has changed and is still to be put back,
+    where nothing is watched.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class CallRecorder:
     ) -> None:
         """Look at a call. watches: what the code reads while it is recorded is noted in `reads`, or refused.
 
+        Otherwise only what moves on as code reads it is refused: iterators, and random generators outside torch.
         lifted: numbers that are inputs. Raises: UnsupportedTensor, UnsupportedDevice.
         """
         everything = described.everything
@@ -115,6 +118,7 @@ class CallRecorder:
         self.asked: set[int] = set()
         self._given: dict[int, dict[str, Any]] = {}
         self.more_modules: list[Named] = []
+        self.changed: list[ReadChange] = []
 
     def inputs_of(self, call: Call) -> list[Any]:
         """What a recording takes in a call of this kind."""
@@ -168,6 +172,12 @@ class CallRecorder:
         with RECORDING, replaced_tensors(self._slots, tensors), self._numbers_put(inputs):
             return self._call(inputs)
 
+    def put_back(self) -> None:
+        """Let Python's objects be as they were before the recording, where nothing is watched."""
+        for change in self.changed:
+            change.undo()
+        self.changed = []
+
     def _numbers_put(self, inputs: Sequence[Any]) -> AbstractContextManager[None]:
         """While active, slots hold the numbers among the inputs."""
         first = len(self.sources) + len(self.numbers.leaves)
@@ -193,7 +203,7 @@ class CallRecorder:
             for name, value in held.items():
                 attributes_of(recording.stand_ins[place].seen).setdefault(name, value)
         with (
-            replaced_tensors(self._slots, shown),
+            replaced_tensors(self._slots, shown, leaves_attributes=not self._watches),
             self._numbers_put([stand_in.seen for stand_in in recording.stand_ins]),
             module_names(recording.origins, self._modules),
             self._watched(own, [stand_in.seen for stand_in in recording.stand_ins], shown),
@@ -237,7 +247,7 @@ class CallRecorder:
             return place is not None or is_fake(tensor)
 
         given = StandIns()
-        watcher = Watcher(refuses=self._watches, on_gradient=on_gradient, stand_ins=given)
+        watcher = Watcher(refuses_outside=self._watches, on_gradient=on_gradient, stand_ins=given)
         roots = [self._target, *(part for argument in self._arguments for part in identified(argument))]
         try:
             before = [{*attributes_of(stand_in)} for stand_in in stand_ins[: len(self.sources)]]
@@ -264,7 +274,9 @@ class CallRecorder:
             raise
         if watcher.reads is not None:
             self._codes |= watcher.reads.codes
-        if self._watches:
+        if not self._watches:
+            self.changed = changes
+        else:
             self.reads.add(watcher.guard(lifted=frozenset(slot.key for slot in self.numbers.slots)))
 
     def _has_written_number(self, stand_ins: Sequence[Any]) -> bool:
@@ -318,7 +330,7 @@ def recorded(
 ) -> tuple[Call, CallRecorder, Recording]:
     """Record a call of a target, and describe it with all modules whose tensors it takes.
 
-    lifted: numbers that are inputs. Raises: DovetailError.
+    lifted: numbers that are inputs. Whoever does not watch calls `put_back` of the recorder. Raises: DovetailError.
     """
     while True:
         recorder = CallRecorder(target, call, taken_apart, watches=watches, lifted=lifted)
@@ -326,6 +338,7 @@ def recorded(
         recording = recorder.record(inputs, dims=dims, unknown_sizes=unknown_sizes)
         if not recorder.more_modules:
             return call, recorder, recording
+        recorder.put_back()
         modules = [*call.modules, *recorder.more_modules]
         call = Call.of(target, call.leaves, call.structure, modules, has_matrices=call.has_matrices)
 

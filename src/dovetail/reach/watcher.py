@@ -37,21 +37,21 @@ class Watcher:
     def __init__(
         self,
         *,
-        refuses: bool = True,
+        refuses_outside: bool = True,
         refuses_draws: bool = True,
         line_of: Callable[[Any], Origin | None] = lambda _: None,
         on_gradient: OnGradient | None = None,
         stand_ins: StandIns | None = None,
     ) -> None:
-        """refuses: what cannot be repeated. refuses_draws: random numbers outside torch, too.
+        """refuses_outside: what asks for the world outside Python. refuses_draws: random numbers outside torch.
 
         line_of: which line names an object, where that is known. on_gradient: without it, no `.grad` is watched.
         stand_ins: are put in for code that runs.
         """
         self._stand_ins = stand_ins
         self.on_frame: OnFrame | None = None
-        self._refuses = refuses
-        self._refuses_draws = refuses and refuses_draws
+        self._refuses_outside = refuses_outside
+        self._refuses_draws = refuses_draws
         self._line_of = line_of
         self._on_gradient = on_gradient
         self._made: frozenset[int] = frozenset()
@@ -133,13 +133,11 @@ class Watcher:
     def _on_call(self, function: Any, verdict: Verdict, origin: Origin) -> None:
         if verdict.ask is not None and self.reads is not None:
             self.reads.ask(verdict.ask)
-        elif self._refuses and (verdict.why != RANDOM or self._refuses_draws):
+        elif self._refuses_draws if verdict.why == RANDOM else self._refuses_outside:
             self.refusals.append(_refusal(function, verdict, origin))
             raise self.refusals[-1]
 
     def _on_moving(self, item: Any, origin: Origin) -> None:
-        if not self._refuses:
-            return
         kind = type(item)
         name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.").removeprefix("_io.")
         article = "an" if name[0] in "aeiou" else "a"

@@ -27,15 +27,19 @@ from dovetail.frontends.inputs import size_hints
 from dovetail.frontends.recorded_call import CallRecorder, SymbolicDims, recorded
 from dovetail.frontends.size_guard import SizeGuard
 from dovetail.frontends.structure import flatten
-from dovetail.ir.calling import CallPlan
+from dovetail.ir.calling import CallPlan, FromConstant
 from dovetail.ir.draft import Draft, free_name
 from dovetail.ir.plan_inputs import inputs_touched, with_inputs, without_gradients
 from dovetail.ir.program import Program, Value
 from dovetail.ir.signature import Constant, Signature, UserInput
 from dovetail.ir.sizes import Number
+from dovetail.pipeline.differential import same_bits
 from dovetail.torch_compat.sparse import form_of
 from dovetail.torch_compat.subclasses import is_wrapper
 
+_CHANGES = (
+    "keep what changes from call to call in buffers; if its first call only prepares it, call it once before freezing"
+)
 _CACHE = re.compile(r"\b(?:Dynamic|Static|EncoderDecoder|Quantized)\w*(?:Cache|Layer)\b")
 
 
@@ -88,6 +92,7 @@ class MethodRecorder:
             except (PythonSideEffect, UnsupportedOutput) as error:
                 self._refuse_cache(error, leaves)
                 raise
+            self._put_back(recorder, recording, recorder.inputs_of(described), given_dims)
             self._refuse_wrappers(described)
             inputs = [described.everything[source] for source in recorder.sources]
             if recording.left_modes:
@@ -98,6 +103,26 @@ class MethodRecorder:
             arguments = tuple(order[leaf] for leaf in one.arguments)
             written = frozenset(order[leaf] for leaf in one.written)
             return replace(one, arguments=arguments, written=written, same=same_tensors(leaves))
+
+    def _put_back(
+        self, recorder: CallRecorder, recording: Recording, inputs: Sequence[Any], dims: SymbolicDims | None
+    ) -> None:
+        """Let Python's objects be as they were, and refuse a method whose second call would be another program.
+
+        Raises: NotFreezable.
+        """
+        first, spec = recorder.changed, recorder.output_spec
+        if not first:
+            return
+        try:
+            again = recorder.record(inputs, dims=dims, unknown_sizes=dims is None)
+            if not (spec == recorder.output_spec and _is_same(recording, again)):
+                reason = f"its next call would be another program, because its code changes {first[0].label}"
+                raise NotFreezable(what=self._method, reason=reason, hint=_CHANGES)
+        finally:
+            recorder.put_back()
+            for change in first:
+                change.undo()
 
     def _refuse_cache(self, error: PythonSideEffect | UnsupportedOutput, leaves: Sequence[Any]) -> None:
         """Say so where what cannot be recorded is the key-value cache of a model of transformers."""
@@ -177,6 +202,17 @@ class MethodRecorder:
             infer=recording.infer,
             same=(),
         )
+
+
+def _is_same(one: Recording, other: Recording) -> bool:
+    """Whether two recordings of a call do the same, with the same constants, and return the same."""
+    said = []
+    for recording in (one, other):
+        plan = recording.outputs.plan
+        program = recording.programs("", tuple(None for _ in plan.differentiable)).functional
+        results = [rule.value if isinstance(rule, FromConstant) else rule for rule in plan.outputs]
+        said.append([str(program), *results, *(tensor for _, tensor in recording.forward_constants)])
+    return len(said[0]) == len(said[1]) and all(map(same_bits, *said))
 
 
 def _renamed(program: Program, arguments: int, names: Sequence[str]) -> Program:
