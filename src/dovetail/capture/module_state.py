@@ -124,7 +124,9 @@ def _difference(before: dict[str, Any], after: dict[str, Any], module: torch.nn.
             changed = next((k for k in {**old, **new} if old.get(k) is not new.get(k)), None)
             if changed is not None:
                 return f"bound {kind}.{changed} to another object"
-        elif not (_unchanged(before.get(name), after.get(name)) or is_derived(after.get(name), stand_ins)):
+        elif name not in after:
+            return f"deleted {kind}.{name}"
+        elif not (_unchanged(before.get(name, _NOTHING), after[name]) or is_derived(after[name], stand_ins)):
             return f"set {kind}.{name}"
     return ""
 
