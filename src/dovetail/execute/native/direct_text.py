@@ -26,7 +26,8 @@ from dovetail.ops.panels import WIDTH
 MOST_PIXELS = 1024
 """Of a chunk."""
 
-_AHEAD = 64  # lines of a panel that are fetched before they are read
+_STREAMS = 2  # of the next block that a tile fetches side by side: a single one keeps too few lines in flight
+_LINE = WIDTH * 4  # bytes of a line of a panel
 _INFINITY = ("0xFFF0000000000000", "0x7FF0000000000000")
 
 
@@ -49,7 +50,8 @@ def _tile(tile: Tile, rows: int, vectors: range) -> str:
     head = (
         f"define internal void @NAME_tile{rows}_{len(vectors)}(ptr %offsets, ptr %x, i64 %lines, i64 %line_size,"
         " ptr %panel, ptr %start, i64 %start_down, ptr %out, i64 %out_down, ptr %addend, i1 %added, i64 %block,"
-        f" i64 %columns, float %least, float %most) noinline {ATTRIBUTES} {{"
+        " i64 %columns, float %least, float %most, ptr %fetch, i64 %fetch_step, i64 %fetch_apart)"
+        f" noinline {ATTRIBUTES} {{"
     )
     out = ["entry:"]
     for i in range(rows):
@@ -60,16 +62,20 @@ def _tile(tile: Tile, rows: int, vectors: range) -> str:
     out += ["br label %each", "each:"]
     out += ["%k = phi i64 [0, %entry], [%k_next, %next]", "%first = phi i64 [0, %entry], [%first_next, %next]"]
     out += ["%from = phi ptr [%panel, %entry], [%line_next, %next]"]
+    out += ["%fetch_from = phi ptr [%fetch, %entry], [%fetch_next, %next]"]
     out += [f"%s{i}_{j} = phi {v} [zeroinitializer, %entry], [%d{i}_{j}, %next]" for i, j in places]
     out += ["%end = add i64 %first, %block", "br label %sum", "sum:"]
     out += ["%n = phi i64 [%first, %each], [%n_next, %sum]", "%line = phi ptr [%from, %each], [%line_next, %sum]"]
+    out += ["%fetched = phi ptr [%fetch_from, %each], [%fetch_next, %sum]"]
     out += [f"%c{i}_{j} = phi {v} [%s{i}_{j}, %each], [%d{i}_{j}, %sum]" for i, j in places]
     for j in vectors:
         out.append(f"%wp{j} = getelementptr float, ptr %line, i64 {j * lanes}")
         out.append(f"%w{j} = load {v}, ptr %wp{j}, align 4")
-    for j in range(2 if len(vectors) == tile.vectors else 0):  # where few products share a load, each load counts
-        out.append(f"%ahead{j} = getelementptr float, ptr %line, i64 {_AHEAD * WIDTH + j * 16}")
-        out.append(f"call void @llvm.prefetch.p0(ptr %ahead{j}, i32 0, i32 3, i32 1)")
+    out.append("%fetch_next = getelementptr i8, ptr %fetched, i64 %fetch_step")
+    for j in range(_STREAMS if len(vectors) == tile.vectors else 0):  # of few products, each load counts
+        out.append(f"%far{j} = mul i64 %fetch_apart, {j}")
+        out.append(f"%ahead{j} = getelementptr i8, ptr %fetched, i64 %far{j}")
+        out.append(f"call void @llvm.prefetch.p0(ptr %ahead{j}, i32 0, i32 2, i32 1)")
     for i in range(rows):
         out.append(f"%xp{i} = getelementptr float, ptr %x{i}, i64 %n")
         out.append(f"%xs{i} = load float, ptr %xp{i}, align 4")
@@ -171,22 +177,28 @@ class _Made:
 def _tiles(out: Function, tile: Tile, count: str, summed: _Pass, made: _Made) -> None:
     """The tiles of a chunk, for one pass. Tiles are about equally large."""
     tiles = _over(out, count, str(tile.rows))
+    size = _times(out, _times(out, summed.lines, summed.block), str(_LINE))
     with out.loop("0", tiles) as number:
         i, i_end = (
             out.set(f"sdiv i64 {_times(out, each, count)}, {tiles}")
             for each in (number, out.set(f"add i64 {number}, 1"))
         )
-        size = out.set(f"sub i64 {i_end}, {i}")
+        rows = out.set(f"sub i64 {i_end}, {i}")
         place = _times(out, i, made.outputs)
         to, addend = out.element("float", made.start, place), out.element("float", made.addend, place)
         start = out.set(f"select i1 {summed.is_first}, ptr {summed.begin}, ptr {to}")
         offsets = out.element("i64", made.offsets, i)
+        part = out.set(f"sdiv i64 {size}, {tiles}")  # what each tile fetches of the block that follows
+        fetch = out.element("i8", summed.panel, out.set(f"add i64 {size}, {_times(out, number, part)}"))
+        apart = out.set(f"sdiv i64 {part}, {_STREAMS}")
+        step = out.set(f"sdiv i64 {_LINE // _STREAMS}, {tiles}")
         is_half = out.set(f"icmp sle i64 {made.valid}, {WIDTH // 2}")
-        which = out.set(f"add i64 {size}, {out.set(f'select i1 {is_half}, i64 {HALF}, i64 0')}")
+        which = out.set(f"add i64 {rows}, {out.set(f'select i1 {is_half}, i64 {HALF}, i64 0')}")
         arguments = (
             f"ptr {offsets}, ptr {summed.x}, i64 {summed.lines}, i64 {summed.line_size}, ptr {summed.panel},"
             f" ptr {start}, i64 {summed.down}, ptr {to}, i64 {made.outputs}, ptr {addend}, i1 {made.added},"
-            f" i64 {summed.block}, i64 {made.valid}, float {made.low}, float {made.high}"
+            f" i64 {summed.block}, i64 {made.valid}, float {made.low}, float {made.high},"
+            f" ptr {fetch}, i64 {step}, i64 {apart}"
         )
         cases = {
             rows + more: f"call void @NAME_tile{rows}_{vectors}({arguments})"

@@ -154,7 +154,7 @@ def _tile(tile: Tile, rows: int, name: str, vectors: range) -> str:
     head = (
         f"define internal void @{name}_tile{rows}_{len(vectors)}(ptr %x, i64 %down, ptr %panel, ptr %start,"
         f" i64 %start_down, ptr %out, i64 %out_down, i64 %block, i64 %columns,"
-        f" float %least, float %most, ptr %fetch, i64 %fetch_step) noinline {ATTRIBUTES} {{"
+        f" float %least, float %most, ptr %fetch, i64 %fetch_step, i64 %fetch_apart) noinline {ATTRIBUTES} {{"
     )
     out = ["entry:"]
     out += [f"%x{i} = getelementptr float, ptr %x, i64 %xo{i}" for i in range(rows)]
@@ -169,7 +169,8 @@ def _tile(tile: Tile, rows: int, name: str, vectors: range) -> str:
         out.append(f"%w{j} = load {v}, ptr %wp{j}, align 4")
     out.append("%fetch_next = getelementptr i8, ptr %fetched, i64 %fetch_step")
     for j in range(2):
-        out.append(f"%ahead{j} = getelementptr float, ptr %fetched, i64 {j * 16}")
+        out.append(f"%far{j} = mul i64 %fetch_apart, {j}")
+        out.append(f"%ahead{j} = getelementptr i8, ptr %fetched, i64 %far{j}")
         out.append(f"call void @llvm.prefetch.p0(ptr %ahead{j}, i32 0, i32 2, i32 1)")
     for i in range(rows):
         out.append(f"%xp{i} = getelementptr float, ptr %x{i}, i64 %n")
@@ -247,7 +248,7 @@ def panel_loop(tile: Tile, name: str, loop: PanelLoop) -> str:
     """
     tiles = (
         f"ptr %xq, i64 {loop.down}, ptr %wq, ptr %start, i64 %start_down, ptr %oq, i64 {loop.out_down}, i64 %block,"
-        " i64 %columns, float %low, float %high, ptr %fetch, i64 %fetch_step"
+        " i64 %columns, float %low, float %high, ptr %fetch, i64 %fetch_step, i64 %fetch_apart"
     )
     groups = "ptr %xq, ptr %wq, i64 %size, ptr %start, ptr %oq, i64 %block, float %low, float %high"
     both = _tile_calls(tile, name, tiles), _group_calls(tile, name, groups)
@@ -331,16 +332,19 @@ next_block:
 
 
 def _fetch_lines() -> str:
-    """What a tile fetches ahead, `%fetch` and `%fetch_step`: of several tiles that read one block of a panel, each its
-    part of the next block; of a single one, lines that it reads soon.
+    """What a tile fetches ahead, `%fetch`, and `%fetch_step` for each product, in two streams that are `%fetch_apart`
+    bytes from each other: of several tiles that read one block of a panel, each its part of the next block; of a single
+    one, lines that it reads soon.
     """
     line = WIDTH * 4
     lines = [
         "%is_alone = icmp eq i64 %tiles, 1",
-        f"%part_step = sdiv i64 {line}, %tiles",
+        f"%part_step = sdiv i64 {line // 2}, %tiles",
         f"%fetch_step = select i1 %is_alone, i64 {line}, i64 %part_step",
         "%tile_number = sub i64 %tiles, %todo",
-        "%part = mul i64 %block, %part_step",
+        "%half_part = mul i64 %block, %part_step",
+        "%part = mul i64 %half_part, 2",
+        f"%fetch_apart = select i1 %is_alone, i64 {line // 2}, i64 %half_part",
         "%parts = mul i64 %tile_number, %part",
         f"%block_bytes = mul i64 %block, {line}",
         "%in_next = add i64 %block_bytes, %parts",
