@@ -33,7 +33,7 @@ PARTS: dict[str, tuple[Any, str]] = {
     "program": (CompiledStepProgram, "__call__"),
 }
 """Methods, each with what it is called. What a part calls is part of it."""
-NATIVE = {"table": "filler", "machine code": "driver", "results": "collector", "versions": "counter"}
+NATIVE = {"machine code": "cluster_call", "versions": "counter"}
 """What gives the functions of machine code that a program calls."""
 _CLOCK = time.perf_counter_ns
 _WARM_UP, _QUANTILE = 20, 5
@@ -78,8 +78,12 @@ def _timed(spent: dict[str, int]) -> Iterator[None]:
         for part, (owner, method) in PARTS.items():
             stack.enter_context(mock.patch.object(owner, method, clocked(part, getattr(owner, method))))
         for part, giver in NATIVE.items():
-            function = clocked(part, getattr(executor, giver)())
-            stack.enter_context(mock.patch.object(executor, giver, lambda function=function: function))
+            give = getattr(executor, giver)
+
+            def timed(*args: Any, part: str = part, give: Callable[..., Any] = give) -> Callable[..., Any]:
+                return clocked(part, give(*args))
+
+            stack.enter_context(mock.patch.object(executor, giver, timed))
         yield
 
 

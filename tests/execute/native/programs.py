@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import operator
 import random
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from dovetail.execute.compiled import CompiledProgram
 from dovetail.execute.executors.aten import AtenExecutor
-from dovetail.execute.native import executor
+from dovetail.execute.native import executor, machine
 from dovetail.execute.native.executor import NativeExecutor
 from dovetail.execute.protocol import ExecutorList
 from dovetail.ir.program import Node, Operand, Program, ScalarMeta, Stage, TensorMeta, Value
@@ -117,14 +118,38 @@ def compiled(program: Program, *, native: bool = True) -> CompiledProgram:
 def calls_counted(monkeypatch: Any) -> list[int]:
     """A list that gets the answer of each call of machine code in code that is made from now on: 0 where it ran."""
     answers: list[int] = []
-    real = executor.driver()
+    real = machine.driver()
 
-    def drive(table: bytes, rows: int, threads: int, early: int) -> int:
+    def drive(table: Any, rows: int, threads: int, early: int) -> int:
         answers.append(real(table, rows, threads, early))
         return answers[-1]
 
-    monkeypatch.setattr(executor, "driver", lambda: drive)
+    drive_by(monkeypatch, drive)
     return answers
+
+
+def rows_counted(monkeypatch: Any) -> list[int]:
+    """A list that gets the number of rows of each call of machine code in code that is made from now on."""
+    counts: list[int] = []
+    real = machine.driver()
+
+    def drive(table: Any, rows: int, threads: int, early: int) -> int:
+        counts.append(rows)
+        return real(table, rows, threads, early)
+
+    drive_by(monkeypatch, drive)
+    return counts
+
+
+def drive_by(monkeypatch: Any, drive: Callable[[Any, int, int, int], int]) -> None:
+    """Let code that is made from now on run its tables by another driver."""
+    form = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, *[ctypes.c_int64] * 3)
+    made = form(lambda table, *numbers: drive(ctypes.c_char_p(table), *numbers))
+    _DRIVERS.append(made)
+    monkeypatch.setattr(executor, "address_of_driver", lambda: ctypes.cast(made, ctypes.c_void_p).value)
+
+
+_DRIVERS: list[Any] = []  # code that calls them may live on
 
 
 def bits(tensor: Tensor) -> Tensor:

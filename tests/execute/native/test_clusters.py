@@ -28,6 +28,7 @@ from tests.execute.native.programs import (
     drawn_elements,
     drawn_program,
     outcome,
+    rows_counted,
 )
 from tests.execute.native.segments import Segment
 from tests.rotation import rotated
@@ -78,9 +79,9 @@ def test_an_update_is_one_call_that_stores_what_lives_on(monkeypatch: pytest.Mon
     draft, outputs = _adam(1000)
     program = draft.program(outputs)
     code = compiled(program)
-    assert code.source.count("drive(") == 1
-    (call,) = (line for line in code.source.splitlines() if "fill_table(" in line)
-    assert "(x2, x3, x0, x1,)" in call, "the square root exists in registers only"
+    assert code.source.count("native_call(") == 1
+    (call,) = (line for line in code.source.splitlines() if "native_call(" in line)
+    assert "(x2, x3, x0, x1, pack(" in call, "the square root exists in registers only"
     assert "empty" not in code.source
     assert outcome(code, draft.arguments()) == outcome(compiled(program, native=False), draft.arguments())
     assert answers == [0]
@@ -131,10 +132,10 @@ def test_views_that_overlap_are_not_mixed() -> None:
     draft.add(aten.neg_.default, first)
     program = draft.program([twice])
     assert outcome(compiled(program), draft.arguments()) == outcome(compiled(program, native=False), draft.arguments())
-    assert compiled(program).source.count("drive(") == 1
+    assert compiled(program).source.count("native_call(") == 1
 
 
-def test_halves_of_one_memory_may_share_a_loop() -> None:
+def test_halves_of_one_memory_may_share_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     base = _elements(20)
     draft = Drafted()
     first = draft.base(base[:10])
@@ -142,9 +143,10 @@ def test_halves_of_one_memory_may_share_a_loop() -> None:
     draft.add(aten.add_.Tensor, first, second)
     draft.add(aten.mul_.Tensor, second, first)
     program = draft.program([])
+    rows = rows_counted(monkeypatch)
     code = compiled(program)
-    assert "drive(native_table, 1, 1, 0)" in code.source, "one row"
     assert outcome(code, draft.arguments()) == outcome(compiled(program, native=False), draft.arguments())
+    assert rows == [1]
 
 
 def test_a_single_element_that_the_run_writes() -> None:
@@ -255,17 +257,12 @@ def test_names_of_values_are_not_taken() -> None:
     draft = Drafted()
     names = (
         "group_ran",
-        "native_table",
+        "native_call",
         "native_number",
-        "native_answer",
-        "drive",
         "pack",
-        "rows",
         "exact",
         "may_run",
-        "collect",
-        "handles",
-        "stop_at",
+        "count_writes",
         "refuse",
     )
     values = [draft.base(_elements(5, seed)) for seed in range(len(names))]

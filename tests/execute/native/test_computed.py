@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 import dovetail
-from dovetail.execute.native import executor
+from dovetail.execute.native import machine
 from dovetail.execute.native.number_text import STEPS
 from dovetail.inspect.memory import measure_peak
 from dovetail.ir.program import Value
-from tests.execute.native.programs import Drafted, aten, calls_counted, compiled, outcome
+from tests.execute.native.programs import Drafted, aten, calls_counted, compiled, drive_by, outcome
 from tests.execute.native.segments import Segment
 
 pytest.importorskip("llvmlite")
@@ -171,17 +171,17 @@ class _Failing:
     """A driver that fails behind the early rows."""
 
     def __init__(self) -> None:
-        self.real = executor.driver()
+        self.real = machine.driver()
         self.fails = False
 
-    def __call__(self, table: bytes, rows: int, threads: int, early: int) -> int:
+    def __call__(self, table: Any, rows: int, threads: int, early: int) -> int:
         done = self.real(table, rows, threads, early)
         return 2 if self.fails else done
 
 
 def test_what_a_call_has_taken_is_let_go_where_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = _Failing()
-    monkeypatch.setattr(executor, "driver", lambda: driver)
+    drive_by(monkeypatch, driver)
     draft = Segment()
     x = draft.input(torch.randn(50, 50))
     made = draft.call(aten.mul.Tensor, x, 2.0)

@@ -119,7 +119,7 @@ def test_views_become_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     code = compiled(program)
     native = code.source[code.source.index("try:") : code.source.index("else:")]
     assert ".t()" not in native
-    assert native.count("drive(") == 1
+    assert native.count("native_call(") == 1
     assert outcome(code, draft.arguments()) == outcome(compiled(program, native=False), draft.arguments())
     assert answers == [0]
 

@@ -87,4 +87,4 @@ def test_a_sum_between_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     code = compiled(program)
     assert outcome(code, draft.arguments()) == outcome(compiled(program, native=False), draft.arguments())
     assert answers == [0]
-    assert code.source.count("drive(") == 1
+    assert code.source.count("native_call(") == 1

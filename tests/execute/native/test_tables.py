@@ -5,17 +5,21 @@ from __future__ import annotations
 import gc
 import struct
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
 import torch
 
 from dovetail.torch_compat import native_tensors
+from tests.execute.native.programs import aten, compiled
+from tests.execute.native.segments import Segment
 
 pytest.importorskip("llvmlite")
 
 from dovetail.execute.native import table_text
-from dovetail.execute.native.table_text import counter, counts_of, filler, places_of
+from dovetail.execute.native.table_text import counter, filler, places_of
 
 
 class Named(torch.Tensor):
@@ -91,7 +95,7 @@ def test_version_counters_move_as_often_as_a_tensor_is_there() -> None:
     tensors = _tensors()
     named = [tensors[name] for name in ("plain", "a parameter", "of a user's class", "plain")]
     before = [tensor._version for tensor in named]
-    counter()(counts_of(), tuple(named))
+    counter()(*named)
     assert [now._version - was for now, was in zip(named, before, strict=True)] == [2, 1, 1, 2]
     assert tensors["a view"]._version == tensors["plain"]._version, "views share theirs"
 
@@ -102,7 +106,7 @@ def test_nothing_leaks() -> None:
     before = [sys.getrefcount(tensor) for tensor in tensors]
     for _ in range(100):
         filler()(bytes(8), places, tensors, b"")
-        counter()(counts_of(), tensors[:3])
+        counter()(*tensors[:3])
     assert [sys.getrefcount(tensor) for tensor in tensors] == before
 
 
@@ -123,3 +127,32 @@ def test_all_goes_by_way_of_python_where_handles_are_not_found(monkeypatch: pyte
 
 def test_handles_are_found_here() -> None:
     assert native_tensors.handle_offset() is not None
+
+
+def test_calls_of_clusters_leak_nothing() -> None:
+    """Neither where all rows run, nor where they are refused."""
+    draft = Segment()
+    x = draft.input(torch.randn(5, 7))
+    made = [draft.call(aten.mul.Tensor, x, 2.0), draft.call(aten.exp.default, x)]
+    code = compiled(draft.program(made))
+    assert code.source.count("native_call(") == 1
+    (given,) = draft.arguments()
+    results = code([given])
+    assert [sys.getrefcount(result) for result in results] == [3, 3], "the tuple, the loop, and the call"
+    for mode in (nullcontext(), _tiny_as_zero()):
+        with mode:
+            code([given])
+            before, blocks = sys.getrefcount(given), sys.getallocatedblocks()
+            for _ in range(500):
+                code([given])
+            assert sys.getrefcount(given) == before
+            assert sys.getallocatedblocks() - blocks < 100
+
+
+@contextmanager
+def _tiny_as_zero() -> Iterator[None]:
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)

@@ -143,4 +143,4 @@ def test_nodes_on_two_inputs_at_one_place_that_is_written_are_left_to_aten() -> 
     draft.call(aten.mul_.Tensor, x, y)
     draft.call(aten.mul_.Tensor, x, y)
     code = compiled(draft.program([*draft.inputs]))
-    assert "native_table" not in code.source
+    assert "native_call" not in code.source

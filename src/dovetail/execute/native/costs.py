@@ -4,7 +4,8 @@ Microseconds of Python and of torch's dispatch, not of work: that is the same ei
 nodes share goes through memory once. Of large tensors this is worth more than any call costs.
 
 Source: fitted to 67 programs of 2 to 40 nodes, called as one and node by node in turns, torch 2.13, Intel Xeon, with a
-margin of 0.1 us; views, conditions and symbols on an AMD EPYC. Only the relations matter.
+margin of 0.1 us; views, conditions and symbols on an AMD EPYC; calls without ctypes on a Xeon again. Only the relations
+matter.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dovetail.ir.program import Node, Value
 LARGE = 4096
 """Elements from which on passes over memory count more than calls."""
 
-_CALL, _POINTER, _NUMBER, _ROW, _CONDITION, _SYMBOL = 1.8, 0.03, 0.07, 0.12, 0.4, 0.15
+_CALL, _POINTER, _NUMBER, _ROW, _CONDITION, _SYMBOL = 0.5, 0.03, 0.07, 0.12, 0.4, 0.15
 _MADE_LIKE, _RESULT = 0.8, 0.4
 _VIEW, _INTO, _NEW, _MORE, _WITH_NUMBER = 0.7, 0.7, 1.2, 0.8, 1.3
 

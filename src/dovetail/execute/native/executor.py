@@ -9,26 +9,25 @@ from __future__ import annotations
 
 import struct
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 
 import torch
 
 from dovetail.errors import BadOptionValue
 from dovetail.execute.executors.bindings import cheapest_call
 from dovetail.execute.native.cache import most_bytes
+from dovetail.execute.native.call_text import Work, cluster_call
 from dovetail.execute.native.claims import is_exact
 from dovetail.execute.native.clusters import Cluster, clusters_of
 from dovetail.execute.native.driver import THREADED
 from dovetail.execute.native.int8_rows import multiplies_int8_panels
-from dovetail.execute.native.machine import driver, listing_of, unavailable
-from dovetail.execute.native.memory_text import collector
+from dovetail.execute.native.machine import address_of_driver, listing_of, unavailable
 from dovetail.execute.native.panel_calls import call_of, has_kernel
 from dovetail.execute.native.panels import multiplies_panels
 from dovetail.execute.native.probes import distance_from, is_near
 from dovetail.execute.native.rows import Address, Count, ReadyRow
-from dovetail.execute.native.table_text import counter, counts_of, filler, places_of
+from dovetail.execute.native.table_text import counter, places_of
 from dovetail.execute.partly_run import PartlyRun
 from dovetail.ir.draft import free_name
 from dovetail.ir.node_groups import NodeGroup
@@ -37,6 +36,7 @@ from dovetail.ir.text import Names
 from dovetail.torch_compat.native_symbols import no_mode_watches
 
 _MOST = torch.finfo(torch.float32).max
+_SHORT = 1 << 14  # elements that nodes touch: some ten microseconds, products included
 _LATER = struct.pack("q", 1)  # an address that an earlier row writes: none, which the driver would refuse, is 0
 
 
@@ -92,22 +92,6 @@ class NativeExecutor:
         return NativeExecutor(groups, frozenset(node for cluster in clusters for node in cluster.nodes))
 
 
-class NothingRan(Exception):
-    """The nodes of a cluster have to run one by one."""
-
-
-def stop_at(answer: int, last: int, table: bytes, handles: bytes) -> None:
-    """What the driver said, if it was not that all rows have run. last: the number of the last node. table, handles:
-    what the rows have taken is let go.
-
-    Raises: PartlyRun, NothingRan.
-    """
-    collector()(table, handles, len(handles) // 8)
-    if answer == 1:
-        raise NothingRan
-    raise PartlyRun("an operator of torch failed within native code, for lack of memory most likely", last)
-
-
 def exact(number: object) -> float:
     """A number as a double that a kernel treats as torch treats the number. Raises: TypeError for any other."""
     if (type(number) is float or type(number) is int) and is_exact(number):
@@ -130,7 +114,7 @@ def _group(cluster: Cluster, is_first: bool) -> NodeGroup:
         condition=lambda names: _condition(cluster, is_first, names),
         before=cluster.before,
         run=lambda names: _lines(cluster, names),
-        then=lambda names: _lines_then(cluster, names),
+        then=lambda names: _counts(cluster.counted, names),
         after=cluster.after,
         unbound=cluster.unbound,
         restored=cluster.restored,
@@ -160,11 +144,6 @@ def _condition(cluster: Cluster, is_first: bool, names: Names) -> str:
     return " and ".join([may_run, *own])
 
 
-def _tuple(values: Iterable[Value]) -> str:
-    """The text of a tuple of values."""
-    return f"({' '.join(f'{value.name},' for value in values)})"
-
-
 def _lines(cluster: Cluster, names: Names) -> list[str]:
     """The call, and what is done before. It raises where nothing was done."""
     lines = []
@@ -173,42 +152,16 @@ def _lines(cluster: Cluster, names: Names) -> list[str]:
     for value, like in cluster.made:
         dtype = "" if like.tensor.dtype is value.tensor.dtype else f", dtype={value.tensor.dtype}"
         lines.append(f"{value.name} = torch.empty_like({like.name}{dtype})")
-    table, handles = _table(names), _handles(cluster)
-    lines.append(f"{table} = {_filled(cluster, names, shared)}")
-    threads = "torch.get_num_threads()" if any(map(_may_be_shared, cluster.rows)) else "1"
-    drive, stop = names.constant(driver(), "drive"), names.constant(stop_at, stop_at.__name__)
-    answer = free_name("native_answer", names.taken)
-    lines.append(f"{answer} = {drive}({table}, {len(cluster.rows)}, {threads}, {cluster.early})")
-    lines.append(f"if {answer}:")
-    lines.append(f"    {stop}({answer}, {cluster.last}, {table}, {names.constant(handles, 'handles')})")
+    made = "".join(f"{value.name}, " for value in cluster.results)
+    lines.append(f"{made}{'= ' if made else ''}{_call(cluster, names, shared)}")
     return lines
-
-
-def _lines_then(cluster: Cluster, names: Names) -> list[str]:
-    """What follows the call: variables for the tensors that it has made, and version counters that move."""
-    lines = []
-    if cluster.results:
-        collect, handles = names.constant(collector(), "collect"), names.constant(_handles(cluster), "handles")
-        made = "".join(f"{value.name}, " for value in cluster.results)
-        lines.append(f"{made}= {collect}({_table(names)}, {handles}, {len(cluster.results)})")
-    return lines + _counts(cluster.counted, names)
-
-
-def _table(names: Names) -> str:
-    return free_name("native_table", names.taken)
-
-
-def _handles(cluster: Cluster) -> bytes:
-    """The slots in which handles are."""
-    return _same(struct.pack(f"{len(cluster.handles)}q", *cluster.handles))
 
 
 def _counts(written: Sequence[Value], names: Names) -> list[str]:
     """What moves the version counters of tensors, once for each time that they are named."""
     if not written:
         return []
-    count, told = names.constant(counter(), "count_writes"), names.constant(counts_of(), "classes")
-    return [f"{count}({told}, {_tuple(written)})"]
+    return [f"{names.constant(counter(), 'count_writes')}({', '.join(value.name for value in written)})"]
 
 
 def _fatal(names: Names) -> str:
@@ -233,8 +186,8 @@ def _shared_numbers(cluster: Cluster, names: Names) -> dict[str, str]:
     return shared
 
 
-def _filled(cluster: Cluster, names: Names, shared: Mapping[str, str]) -> str:
-    """The table of a cluster's rows: see `native.driver`. shared: variables of numbers, by what they hold."""
+def _call(cluster: Cluster, names: Names, shared: Mapping[str, str]) -> str:
+    """The call of a cluster's rows: see `native.call_text`. shared: variables of numbers, by what they hold."""
     given, addresses, numbers = (
         bytearray(),
         defaultdict[Value, list[tuple[int, int]]](list),
@@ -254,12 +207,29 @@ def _filled(cluster: Cluster, names: Names, shared: Mapping[str, str]) -> str:
     written = {value: None for value in cluster.counted if value in cluster.given and value in addresses}
     tensors = [*written, *(value for value in addresses if value not in written)]
     places = places_of([addresses[value] for value in tensors], len(written), [at for at, _, _ in numbers])
-    fill, told = names.constant(filler(), "fill_table"), names.constant(places, "places")
     packed = "b''"
     if numbers:
         form = "".join(kind for _, kind, _ in numbers)
         packed = f"{names.constant(struct.Struct(form).pack, 'pack')}({', '.join(text for _, _, text in numbers)})"
-    return f"{fill}({names.constant(bytes(given), 'rows')}, {told}, {_tuple(tensors)}, {packed})"
+    work = Work(
+        tensors=len(tensors),
+        rows=len(cluster.rows),
+        early=cluster.early,
+        last=cluster.last,
+        results=len(cluster.results),
+        is_short=_is_short(cluster),
+    )
+    call = cluster_call(bytes(given), places, cluster.handles, address_of_driver(), work)
+    threads = "torch.get_num_threads()" if any(map(_may_be_shared, cluster.rows)) else "1"
+    arguments = [*(value.name for value in tensors), packed, threads]
+    return f"{names.constant(call, 'native_call')}({', '.join(arguments)})"
+
+
+def _is_short(cluster: Cluster) -> bool:
+    """Whether it takes less time than others who wait for the GIL would gain."""
+    touched = [value for node in cluster.nodes for value in (*node.operands(), *node.results()) if value.is_tensor]
+    counts = [value.tensor.numel() for value in touched]
+    return sum(count if isinstance(count, int) else _SHORT + 1 for count in counts) <= _SHORT
 
 
 def _slots_of(row: ReadyRow, names: Names, shared: Mapping[str, str]) -> Iterator[bytes | Address | tuple[str, str]]:
@@ -287,12 +257,6 @@ def _count(count: Count, row: ReadyRow) -> str:
         return size
     items = row.items if isinstance(row.items, int) else f"{row.items.name}.numel()"
     return f"{items} // max({size}, 1)"
-
-
-@cache
-def _same(slots: bytes) -> bytes:
-    """One object for equal ones."""
-    return slots
 
 
 def _strict(operand: Operand, names: Names) -> str:

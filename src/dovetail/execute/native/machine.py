@@ -93,6 +93,11 @@ def driver() -> Callable[[bytes, int, int, int], int]:
     return made_driver(has_pool())
 
 
+def address_of_driver() -> int:
+    """Where it is."""
+    return ctypes.cast(driver(), ctypes.c_void_p).value or 0  # type: ignore[arg-type]
+
+
 def made_driver(has_pool: bool) -> Callable[[bytes, int, int, int], int]:
     """A new driver. has_pool: whether it shares large rows among torch's threads."""
     with _LOCK:

@@ -1,4 +1,4 @@
-"""LLVM's text of the rows that take memory and let it go, and of what gives tensors to Python.
+"""LLVM's text of the rows that take memory and let it go.
 
     take:   1, a handle, dimensions, code of the dtype, sizes, strides; it defines an address
     let go: 1, where the row is that took it
@@ -7,24 +7,19 @@
 Each piece of memory is a tensor of torch's own, so torch's allocator sees it as it sees eager's. What rows are told of
 addresses: see `link`.
 
-Source: torch's `aoti_torch/c/shim.h`; Python's C interface.
+Source: torch's `aoti_torch/c/shim.h`.
 """
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable
 from functools import cache
 
 from dovetail.execute.native.llvm_function import Function
 from dovetail.execute.native.machine import function_of
-from dovetail.torch_compat.native_kernels import CATCHING
-from dovetail.torch_compat.native_tensors import DATA, DELETE, MAKE, wrapping_function
+from dovetail.torch_compat.native_tensors import DATA, DELETE, MAKE
 
 HANDLE = 1
 """The slot of a row that takes memory in which its handle is."""
-
-_PYTHON = ("PyTuple_New", "PyTuple_SetItem", "PyErr_NoMemory", "Py_BuildValue", "Py_DecRef")
 
 
 @cache
@@ -77,54 +72,7 @@ def let_go_function() -> int:
     return _found(function_of(f"declare i32 @{DELETE}(ptr)\n{out.finished()}", "let_memory_go", (DELETE,)))
 
 
-@cache
-def collector() -> Callable[[bytes, bytes, int], tuple[object, ...]]:
-    """What gives to Python the tensors that a table has taken: of the table, the slots of handles, and their number.
-    They are gone from the table; None stands for one that is not there.
-    """
-    head = "define ptr @collect_tensors(ptr %table, ptr %slots, i64 %count) personality ptr @__gxx_personality_v0"
-    out = Function(head)
-    made = out.set("call ptr @PyTuple_New(i64 %count)")
-    out.leave(out.set(f"icmp eq ptr {made}, null"), "ptr null")
-    failed = out.variable("i1", "false", 1)
-    with out.loop("0", "%count") as at:
-        place = out.element("i64", "%table", out.load("i64", out.element("i64", "%slots", at), 8))
-        handle, item = out.load("ptr", place, 8), out.variable("ptr", "null")
-        with out.when(out.set(f"icmp ne ptr {handle}, null")):
-            threw = out.attempt(f"ptr @wrap_tensor(ptr {handle})", item)
-            out.set(f"call i32 @{DELETE}(ptr {handle})")
-            out.line(f"store i64 0, ptr {place}, align 8")
-            with out.when(threw):
-                out.line(f"store i1 true, ptr {failed}, align 1")
-        with out.when(out.set(f"icmp eq ptr {out.load('ptr', item, 8)}, null")):
-            out.line(f"store ptr {out.set('call ptr (ptr, ...) @Py_BuildValue(ptr @nothing)')}, ptr {item}, align 8")
-        out.set(f"call i32 @PyTuple_SetItem(ptr {made}, i64 {at}, ptr {out.load('ptr', item, 8)})")
-    with out.when(out.load("i1", failed, 1)):
-        out.line(f"call void @Py_DecRef(ptr {made})")
-        out.set("call ptr @PyErr_NoMemory()")
-    out.leave(out.load("i1", failed, 1), "ptr null")
-    known = {name: ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value or 0 for name in _PYTHON}
-    text = _DECLARED + out.finished(f"ptr {made}")
-    known["wrap_tensor"] = _found(wrapping_function())
-    address = _found(function_of(text, "collect_tensors", (DELETE, *CATCHING), known))
-    return ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ssize_t)(address)
-
-
 def _found(address: int | None) -> int:
     """An address of what `machine.unavailable` has looked for."""
     assert address is not None
     return address
-
-
-_DECLARED = f"""declare i32 @__gxx_personality_v0(...)
-declare ptr @__cxa_begin_catch(ptr)
-declare void @__cxa_end_catch()
-declare i32 @{DELETE}(ptr)
-declare ptr @wrap_tensor(ptr)
-declare ptr @PyTuple_New(i64)
-declare i32 @PyTuple_SetItem(ptr, i64, ptr)
-declare ptr @PyErr_NoMemory()
-declare ptr @Py_BuildValue(ptr, ...)
-declare void @Py_DecRef(ptr)
-@nothing = private constant [1 x i8] zeroinitializer
-"""

@@ -14,17 +14,22 @@ import ctypes
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from types import MappingProxyType
 
 import torch
 
 from dovetail.execute.native.llvm_function import Function
 from dovetail.execute.native.machine import function_of
+from dovetail.execute.native.python_functions import maker_of, python_functions
 from dovetail.torch_compat.native_tensors import DATA, IS_INFERENCE, IS_NEGATIVE, counting_function, handle_offset
 
 _PYTHON = (
     *("PyBytes_FromStringAndSize", "PyBytes_AsString", "PyBytes_Size", "PyTuple_GetItem", "PyTuple_Size"),
     *("PyObject_CallFunctionObjArgs", "PyLong_AsVoidPtr", "Py_BuildValue", "Py_DecRef"),
 )
+ASKED = (DATA, IS_NEGATIVE, IS_INFERENCE)
+"""What `fill` calls of torch's."""
+
 _TYPE = 8  # where the class of an object is: see `handle_offset`
 
 
@@ -60,12 +65,6 @@ def places_of(addresses: Sequence[Sequence[tuple[int, int]]], written: int, numb
     return struct.pack(f"{len(found)}q", *found)
 
 
-@cache
-def counts_of() -> bytes:
-    """What `counter` is told."""
-    return struct.pack("3q", *_head(), id(count_write))
-
-
 def _head() -> tuple[int, int]:
     """The classes of which handles are found in objects; none where they are not."""
     return (id(torch.Tensor), id(torch.nn.Parameter)) if handle_offset() is not None else (0, 0)
@@ -82,39 +81,55 @@ def filler() -> Callable[[bytes, bytes, tuple[torch.Tensor, ...], bytes], bytes]
     made = out.set(f"call ptr @PyBytes_FromStringAndSize(ptr {bytes_}, i64 {size})")
     out.leave(out.set(f"icmp eq ptr {made}, null"), "ptr null")
     table = out.set(f"call ptr @PyBytes_AsString(ptr {made})")
-    written = out.slot("%places", 4)
-    place, failed = out.variable("ptr", out.element("i64", "%places", "5")), out.variable("i1", "false", 1)
-    with out.loop("0", out.set("call i64 @PyTuple_Size(ptr %tensors)")) as at, out.when(_is_unset(out, failed)):
-        item = out.set(f"call ptr @PyTuple_GetItem(ptr %tensors, i64 {at})")
-        start = _address(out, item, out.set(f"icmp slt i64 {at}, {written}"), failed)
+    count = out.set("call i64 @PyTuple_Size(ptr %tensors)")
+    failed = fill(
+        *(out, table, "%places", out.element("i64", "%places", "5"), count),
+        lambda at: out.set(f"call ptr @PyTuple_GetItem(ptr %tensors, i64 {at})"),
+        "%numbers",
+    )
+    with out.when(failed):
+        out.line(f"call void @Py_DecRef(ptr {made})")
+    out.leave(failed, "ptr null")
+    given = (ctypes.py_object, ctypes.c_char_p, ctypes.py_object, ctypes.c_char_p)
+    found = function_over_tensors(out.finished(f"ptr {made}"), "fill_table", ASKED)
+    return ctypes.PYFUNCTYPE(ctypes.py_object, *given)(found)
+
+
+def fill(
+    out: Function, table: str, told: str, places: str, count: str, item_of: Callable[[str], str], numbers: str
+) -> str:
+    """Lines that write addresses of tensors and numbers into a table; whether they have failed, with an error raised.
+
+    told: five words that `places_of` begins with. places: what follows them. count: how many tensors. item_of: lines
+    that find one by its number. numbers: in eight bytes each.
+    """
+    written = out.slot(told, 4)
+    place, failed = out.variable("ptr", places), out.variable("i1", "false", 1)
+    with out.loop("0", count) as at, out.when(_is_unset(out, failed)):
+        start = _address(out, told, item_of(at), out.set(f"icmp slt i64 {at}, {written}"), failed)
         slots = out.load("ptr", place, 8)
-        count = out.slot(slots, 0)
-        with out.loop("0", count) as number:
+        shares = out.slot(slots, 0)
+        with out.loop("0", shares) as number:
             pair = out.element("[2 x i64]", out.element("i64", slots, "1"), number)
             there = out.set(f"add i64 {start}, {out.slot(pair, 1)}")
             is_there = out.set(f"icmp ne i64 {start}, 0")  # without memory it stays 0, which the driver refuses
             there = out.set(f"select i1 {is_there}, i64 {there}, i64 0")
             out.line(f"store i64 {there}, ptr {out.element('i64', table, out.slot(pair, 0))}, align 8")
-        behind = out.set(f"add i64 {out.set(f'mul i64 {count}, 2')}, 1")
+        behind = out.set(f"add i64 {out.set(f'mul i64 {shares}, 2')}, 1")
         out.line(f"store ptr {out.element('i64', slots, behind)}, ptr {place}, align 8")
-    with out.when(out.load("i1", failed, 1)):
-        out.line(f"call void @Py_DecRef(ptr {made})")
-    out.leave(out.load("i1", failed, 1), "ptr null")
     slots = out.load("ptr", place, 8)
-    with out.loop("0", out.slot(slots, 0)) as at:
+    with out.when(_is_unset(out, failed)), out.loop("0", out.slot(slots, 0)) as at:
         slot = out.load("i64", out.element("i64", out.element("i64", slots, "1"), at), 8)
-        number = out.load("i64", out.element("i64", "%numbers", at), 1)
+        number = out.load("i64", out.element("i64", numbers, at), 1)
         out.line(f"store i64 {number}, ptr {out.element('i64', table, slot)}, align 8")
-    given = (ctypes.py_object, ctypes.c_char_p, ctypes.py_object, ctypes.c_char_p)
-    found = _made(out.finished(f"ptr {made}"), "fill_table", (DATA, IS_NEGATIVE, IS_INFERENCE), {})
-    return ctypes.PYFUNCTYPE(ctypes.py_object, *given)(found)
+    return out.load("i1", failed, 1)
 
 
-def _address(out: Function, item: str, is_written: str, failed: str) -> str:
+def _address(out: Function, told: str, item: str, is_written: str, failed: str) -> str:
     """Where the elements of a tensor of Python's begin. failed: a variable that is set where an error was raised."""
     start = out.variable("i64", "0")
     is_usual = out.variable("i1", "false", 1)
-    with out.when(_is_known(out, item, "%places")):
+    with out.when(_is_known(out, item, told)):
         handle = out.element("i8", item, str(handle_offset() or 0))
         negative = out.set(f"call zeroext i1 @{IS_NEGATIVE}(ptr {handle})")
         inference = out.set(f"call zeroext i1 @{IS_INFERENCE}(ptr {handle})")
@@ -124,7 +139,7 @@ def _address(out: Function, item: str, is_written: str, failed: str) -> str:
             out.line(f"store i1 {out.set(f'icmp eq i32 {answer}, 0')}, ptr {is_usual}, align 1")
     with out.when(_is_unset(out, is_usual)):
         ask = out.set(f"select i1 {is_written}, i64 3, i64 2")
-        function = out.load("ptr", out.element("i64", "%places", ask), 8)
+        function = out.load("ptr", out.element("i64", told, ask), 8)
         answer = out.set(f"call ptr (ptr, ...) @PyObject_CallFunctionObjArgs(ptr {function}, ptr {item}, ptr null)")
         has_raised = out.set(f"icmp eq ptr {answer}, null")
         out.line(f"store i1 {has_raised}, ptr {failed}, align 1")
@@ -135,28 +150,31 @@ def _address(out: Function, item: str, is_written: str, failed: str) -> str:
 
 
 @cache
-def counter() -> Callable[[bytes, tuple[torch.Tensor, ...]], None]:
-    """What moves version counters, once for each time that a tensor is there: of `counts_of()`, and the tensors."""
-    out = Function("define ptr @count_writes(ptr %told, ptr %tensors)")
-    with out.loop("0", out.set("call i64 @PyTuple_Size(ptr %tensors)")) as at:
-        item = out.set(f"call ptr @PyTuple_GetItem(ptr %tensors, i64 {at})")
+def counter() -> Callable[..., None]:
+    """What moves the version counters of tensors, once for each time that one is given."""
+    out = Function("define ptr @count_writes(ptr %own, ptr %arguments, i64 %count)")
+    told = out.set("call ptr @PyBytes_AsString(ptr %own)")
+    with out.loop("0", "%count") as at:
+        item = out.load("ptr", out.element("ptr", "%arguments", at), 8)
         is_usual = out.variable("i1", "false", 1)
-        with out.when(_is_known(out, item, "%told")):
+        with out.when(_is_known(out, item, told)):
             handle = out.element("i8", item, str(handle_offset() or 0))
             inference = out.set(f"call zeroext i1 @{IS_INFERENCE}(ptr {handle})")
             with out.when(out.set(f"xor i1 {inference}, true")):
                 out.line(f"call void @count_write(ptr {handle})")
                 out.line(f"store i1 true, ptr {is_usual}, align 1")
         with out.when(_is_unset(out, is_usual)):
-            function = out.slot("%told", 2, "ptr")
+            function = out.slot(told, 2, "ptr")
             answer = out.set(f"call ptr (ptr, ...) @PyObject_CallFunctionObjArgs(ptr {function}, ptr {item}, ptr null)")
             out.leave(out.set(f"icmp eq ptr {answer}, null"), "ptr null")
             out.line(f"call void @Py_DecRef(ptr {answer})")
     nothing = out.set("call ptr (ptr, ...) @Py_BuildValue(ptr @nothing)")
     counting = counting_function()
     assert counting is not None, "`machine.unavailable` has looked for it"
-    found = _made(out.finished(f"ptr {nothing}"), "count_writes", (IS_INFERENCE,), {"count_write": counting})
-    return ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_char_p, ctypes.py_object)(found)
+    text = f"declare void @count_write(ptr)\n{out.finished(f'ptr {nothing}')}"
+    found = function_over_tensors(text, "count_writes", (IS_INFERENCE,), {"count_write": counting})
+    made: Callable[..., None] = maker_of("count_writes", found)(struct.pack("3q", *_head(), id(count_write)))
+    return made
 
 
 def _is_known(out: Function, item: str, told: str) -> str:
@@ -170,10 +188,13 @@ def _is_unset(out: Function, variable: str) -> str:
     return out.set(f"xor i1 {out.load('i1', variable, 1)}, true")
 
 
-def _made(text: str, name: str, symbols: Sequence[str], others: Mapping[str, int]) -> int:
-    """The address of a function, which may call Python's and torch's."""
-    known = {name: ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value or 0 for name in _PYTHON}
-    found = function_of(_DECLARED + text, name, symbols, {**known, **others})
+def function_over_tensors(
+    text: str, name: str, symbols: Sequence[str], others: Mapping[str, int] = MappingProxyType({})
+) -> int:
+    """The address of a function, which may call Python's and torch's that are declared here. symbols: of torch's.
+    others: see `machine.function_of`.
+    """
+    found = function_of(_DECLARED + text, name, symbols, {**python_functions(_PYTHON), **others})
     assert found is not None, "`machine.unavailable` has looked for these symbols"
     return found
 
@@ -192,6 +213,5 @@ declare void @Py_DecRef(ptr)
 declare i32 @{DATA}(ptr, ptr)
 declare zeroext i1 @{IS_NEGATIVE}(ptr)
 declare zeroext i1 @{IS_INFERENCE}(ptr)
-declare void @count_write(ptr)
 @nothing = private constant [1 x i8] zeroinitializer
 """
