@@ -181,7 +181,7 @@ def _is_faster(user: Node, packing: Node) -> bool:
     if found.work <= _SMALL:
         return True
     is_of_pixels = (found.kernel, found.stride, found.padding) == ((1, 1), (1, 1), (0, 0))
-    width = WIDTH // 2 if is_of_pixels and _has_wide_vectors() else WIDTH
+    width = WIDTH // 2 if _has_wide_vectors() and (is_of_pixels or found.outputs > WIDTH) else WIDTH
     waste = -(-found.outputs // width) * width / found.outputs
     return waste <= _MOST_WASTE and (is_of_pixels or _has_wide_vectors() or found.work <= _SMALL_OF_PIXELS)
 

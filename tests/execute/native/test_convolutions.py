@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import dovetail
-from dovetail.execute.native.convolutions import convolution_call
+from dovetail.execute.native import convolutions
+from dovetail.execute.native.convolutions import convolution_call, planned
 from dovetail.execute.native.panels import multiplies_panels
 from dovetail.execute.native.tile_text import NARROW, WIDE, Tile
 from dovetail.ops.packed import ACTIVATIONS, applied
@@ -183,6 +184,45 @@ def test_threads_give_the_same_bits(threads: int) -> None:
         finally:
             torch.set_num_threads(former)
         assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize(
+    ("image", "outputs", "kernel", "padding", "stride"),
+    [
+        ((1, 20, 60, 31), 40, (3, 3), [1, 1], [1, 1]),
+        ((3, 6, 9, 40), 70, (5, 3), [2, 1], [1, 1]),  # chunks of pixels of several images
+        ((2, 5, 40, 30), 33, (5, 5), [2, 2], [2, 3]),
+        ((40, 4, 5, 5), 40, (3, 3), [1, 1], [2, 2]),
+        ((1, 3, 70, 60), 16, (4, 4), [1, 0, 2, 3], [1, 1]),
+    ],
+)
+def test_images_padded_in_rooms(
+    tile: Tile,
+    image: tuple[int, int, int, int],
+    outputs: int,
+    kernel: tuple[int, int],
+    padding: list[int],
+    stride: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x, weight = torch.randn(image).to(memory_format=torch.channels_last), torch.randn(outputs, image[1], *kernel)
+    taps, former, found = PACK_TAPS(weight, 1), torch.get_num_threads(), []
+    monkeypatch.setattr(convolutions, "THREADED", 1 << 10)  # of which it takes as many rooms as threads may come
+    for large, planned_for, threads in ((1 << 62, 1, 1), (1, 1, 1), (1, 3, 3), (1, 1, 5)):  # more threads than rooms
+        monkeypatch.setattr(convolutions, "_LARGE", large)
+        call = convolution_call(PanelConv("relu"), tile)
+        try:
+            torch.set_num_threads(planned_for)
+            plan = planned(image, weight.shape, padding, stride, 1, taps.shape[0])
+            assert plan is not None
+            assert bool(plan.pads) == (large > 1) or planned_for > 1
+            call(x, taps, None, weight.shape, padding, stride, 1)  # type: ignore[arg-type]
+            torch.set_num_threads(threads)
+            found.append(call(x, taps, None, weight.shape, padding, stride, 1))  # type: ignore[arg-type]
+        finally:
+            torch.set_num_threads(former)
+    assert all(torch.equal(found[0], each) for each in found)
 
 
 def test_sizes_that_change_and_images_that_do_not_fit() -> None:

@@ -47,7 +47,7 @@ class ConvolutionClaim(OwnKernelBase):
 
     @property
     def own_bytes(self) -> int:
-        """What the image takes with padding around it."""
+        """What the image, or parts of it, take with padding around."""
         return self.plan.padded * _ITEMSIZE
 
 
@@ -112,15 +112,17 @@ def convolution_row(claims: Sequence[ConvolutionClaim], _: Storages, addresses: 
     given = [claim.bias] if plan.kind == "pixels" else [claim.bias, claim.addend]
     values += [claim.result if value is None else value for value in given]  # a pointer that is not read
     out, x, *weights = (addresses.get(value, Address(value)) for value in values)
-    before, after = list[ReadyRow](), list[ReadyRow]()
+    before, after, room = list[ReadyRow](), list[ReadyRow](), out
     if plan.padded:
-        room, take, let_go = around(f"{claim.result.name}_padded", claim.own_bytes)
+        value, take, let_go = around(f"{claim.result.name}_padded", claim.own_bytes)
+        before, after, room = [take], [let_go], Address(value)
+    if plan.pads:
         more = struct.pack(f"{len(plan.pads)}q", *plan.pads)
         copy = convolution_function("planes" if claim.is_of_planes else "pad", tile)
-        before = [take, ReadyRow(copy, 1, (Address(room), x), more=more)]
-        x, after = Address(room), [let_go]
+        before.append(ReadyRow(copy, 1 if claim.is_of_planes else plan.padded, (room, x), more=more))
+        x = room
     flags = [value is not None for value in given]
     more = struct.pack(f"{len(plan.sizes) + len(flags)}q2fq", *plan.sizes, *flags, *claim.finish)
-    pointers = (out, x, *weights)
+    pointers = (out, x, *weights) if plan.kind == "pixels" else (out, x, *weights, room)
     function = convolution_function(plan.kind, tile)
     return ReadyRow(function, plan.items, pointers, more=more, before=tuple(before), after=tuple(after))

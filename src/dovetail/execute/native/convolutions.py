@@ -9,14 +9,15 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 
 import torch
 
-from dovetail.execute.native.convolution_text import PAD, planes_text
 from dovetail.execute.native.depthwise_text import depthwise_text
 from dovetail.execute.native.direct_text import MOST_PIXELS, direct_text
 from dovetail.execute.native.driver import THREADED
 from dovetail.execute.native.machine import driver, function_of
+from dovetail.execute.native.padded_text import MOST_ROOMS, pad_text, planes_text
 from dovetail.execute.native.panel_text import panel_function
 from dovetail.execute.native.panels import CLAMPS, PRODUCT, PRODUCT_SLOTS, Finish, finish_of, items_of, usual_tile
 from dovetail.execute.native.tile_text import Tile
@@ -25,14 +26,15 @@ from dovetail.ops.panel_convolutions import PanelConv, around, taps_shape
 from dovetail.torch_compat.fakes import is_fake
 from dovetail.torch_compat.native_symbols import no_mode_watches
 
-_PAD, _CONVOLVE = struct.Struct("14q"), struct.Struct("28q2fq")
-_PADDED_SLOTS, _SLOTS = 11, 27
+_PAD, _CONVOLVE = struct.Struct("14q"), struct.Struct("34q2fq")
+_PADDED_SLOTS, _SLOTS = 11, 33
 _NEW = object()
 _MOST_PLANS = 64  # sizes of images that a node remembers
 _CACHED = 1 << 17  # elements of the input that a chunk of pixels reads, about
 _FEWEST_PIXELS, _FEWEST_JOBS = 48, 16  # of a chunk; of a convolution, for threads to share
 _FULL = 12  # pixels of a chunk are a multiple of it: those of a tile, or some tiles
 _BLOCK = 256  # products that are summed by themselves, about: rounding grows as in `panel_text`
+_LARGE = 1 << 16  # elements of an image with padding around from which on it is copied in parts
 _NO_FINISH: Finish = (*CLAMPS["none"], 0)
 
 
@@ -41,7 +43,7 @@ def convolution_function(kind: str, tile: Tile) -> int:
     """The address of the function of such rows. kind: pad, planes, pixels, direct or depthwise."""
     if kind == "pixels":
         return panel_function(tile)
-    copies = {"pad": lambda _: PAD, "planes": lambda _: planes_text()}
+    copies = {"pad": lambda _: pad_text(), "planes": lambda _: planes_text()}
     text = {**copies, "direct": direct_text, "depthwise": depthwise_text}[kind](tile)
     found = function_of(text.replace("NAME", kind), kind, ())
     assert found is not None, "it calls nothing"
@@ -50,9 +52,10 @@ def convolution_function(kind: str, tile: Tile) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What depends on the sizes alone. shape, stride: of the result. padded: elements of the input with padding around;
-    0 where it is read as it is. pads: sizes for the row that copies it so. kind: of the row, see
-    `convolution_function`; `pixels` stands for a product of pixels by a matrix.
+    """What depends on the sizes alone. shape, stride: of the result. padded: elements of the input with padding around,
+    whole or in rooms (`padded_text`); 0 where it is read as it is. pads: sizes for the row that copies it whole; none
+    where there is no such row. kind: of the row, see `convolution_function`; `pixels` stands for a product of pixels by
+    a matrix.
     """
 
     shape: tuple[int, ...]
@@ -90,18 +93,36 @@ def planned(
     count = rows * columns * outputs
     of_pixels = groups == 1 and not adds and (tall, broad, down, across) == (1, 1, 1, 1)
     is_copied = copies or (groups == 1 and any(padding))
-    read = (high, wide, 0, 0) if is_copied else (height, width, above, before)
-    sizes = (images, rows, columns, outputs, panels, channels, *read[:2], tall, broad, down, across, *read[2:])
-    passes = _passes(images * rows * columns, columns, read[1] * inputs * down, broad * inputs, panels)
+    items = items_of(images * rows * columns, inputs * tall * broad, outputs)
+    area = (high, wide) if is_copied else (height, width)
+    passes = _passes(images * rows * columns, columns, area[1] * inputs * down, broad * inputs, panels)
+    padded = images * high * wide * channels if is_copied else 0
+    rooms = (0, 0)
+    if padded >= _LARGE and not copies:
+        lines = _lines_read(passes[0], (rows, columns), (high, down, tall))
+        rooms = min(MOST_ROOMS, torch.get_num_threads(), -(-items // THREADED)), lines * wide * channels
+        rooms = rooms if prod(rooms) < padded else (0, 0)
+    before_all = (above, before) if prod(rooms) or not is_copied else (0, 0)
+    sizes = (images, rows, columns, outputs, panels, channels, *area, tall, broad, down, across, *before_all, *passes)
     return Plan(
         shape=(images, outputs, rows, columns),
         stride=(count, 1, columns * outputs, outputs),
-        padded=images * high * wide * channels if is_copied else 0,
-        pads=(images, height, width, channels, above, before, high, wide),
-        items=items_of(images * rows * columns, inputs * tall * broad, outputs),
-        sizes=(images * rows * columns, channels, outputs, panels) if of_pixels else (*sizes, *passes),
+        padded=prod(rooms) or padded,
+        pads=(images, height, width, channels, above, before, high, wide) if padded and not prod(rooms) else (),
+        items=items,
+        sizes=(images * rows * columns, channels, outputs, panels) if of_pixels else (*sizes, height, width, *rooms, 0),
         kind="pixels" if of_pixels else "direct" if groups == 1 else "depthwise",
     )
+
+
+def _lines_read(pixels: int, result: tuple[int, int], lines: tuple[int, int, int]) -> int:
+    """How many lines of the input a chunk of pixels reads at most, and those between two images. result: rows and
+    columns. lines: of an image, from one row of results to the next, and of the weight.
+    """
+    (rows, columns), (high, down, tall) = result, lines
+    most = (pixels + columns - 2) // columns + 1  # rows of which there is some pixel
+    images = (most + rows - 2) // rows  # that are left for another one
+    return (most - 1) * down + tall + images * max(0, high - rows * down)
 
 
 def _passes(pixels: int, columns: int, row_size: int, line: int, panels: int) -> tuple[int, int, int]:
@@ -166,11 +187,14 @@ def convolution_call(run: PanelConv, tile: Tile | None = None) -> Callable[..., 
         if not x.is_contiguous(memory_format=torch.channels_last) or x.is_neg():
             x = x.resolve_neg().contiguous(memory_format=torch.channels_last)
         made = x.new_empty_strided(plan.shape, plan.stride)
-        table, given, start = b"", x, x.data_ptr()
-        if plan.padded:
-            given = x.new_empty(plan.padded)
-            table, start = _PAD.pack(pad, 2, _PADDED_SLOTS, 1, given.data_ptr(), start, *plan.pads), given.data_ptr()
+        table, start = b"", x.data_ptr()
         out = made.data_ptr()
+        room = out
+        if plan.padded:
+            memory = x.new_empty(plan.padded)
+            room = memory.data_ptr()
+        if plan.pads:
+            table, start = _PAD.pack(pad, 2, _PADDED_SLOTS, plan.padded, room, start, *plan.pads), room
         pointers = (out, start, taps.data_ptr(), out if bias is None else bias.data_ptr())
         is_added = addend is not None and plan.kind == "direct" and _lies_as(addend, made)
         within = finish if addend is None or is_added else None
@@ -182,10 +206,10 @@ def convolution_call(run: PanelConv, tile: Tile | None = None) -> Callable[..., 
             )
         else:
             more = addend.data_ptr() if is_added and addend is not None else out
-            slots = (*pointers, more, *plan.sizes, bias is not None, is_added, *finishes)
-            table += _CONVOLVE.pack(function, 5, _SLOTS, plan.items, *slots)
+            slots = (*pointers, more, room, *plan.sizes, bias is not None, is_added, *finishes)
+            table += _CONVOLVE.pack(function, 6, _SLOTS, plan.items, *slots)
         threads = torch.get_num_threads() if plan.items >= THREADED else 1
-        if drive(table, 1 if given is x else 2, threads, 0):
+        if drive(table, 2 if plan.pads else 1, threads, 0):
             return run(x, taps, bias, size, padding, stride, groups, addend)
         if addend is not None and not is_added:
             made.add_(addend)

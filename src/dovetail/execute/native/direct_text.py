@@ -1,6 +1,6 @@
 """LLVM's text of direct convolutions of images with channels last, by panels of outputs.
 
-    slots: as `convolution_text`; x is padded where padding is asked for
+    slots: as `convolution_text`
 
 Pixels of the result are taken in chunks, in whatever rows of an image they lie, so that tiles are full in narrow
 images, too. For each chunk and panel, the products of a pixel are summed in passes: some lines of the weight, whose
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from dovetail.execute.native.convolution_text import Slots
 from dovetail.execute.native.llvm_function import Function
+from dovetail.execute.native.padded_text import lines_call, lines_text, rooms_text
 from dovetail.execute.native.tile_text import ATTRIBUTES, HALF, Tile, activations_text, declarations, splat, stored
 from dovetail.execute.native.vector_activations import CODES
 from dovetail.ops.panels import WIDTH
@@ -39,7 +40,8 @@ def direct_text(tile: Tile) -> str:
         for rows in range(1, tile.rows + 1)
     )
     zeros = f"@NAME_zeros = internal constant [{WIDTH} x float] zeroinitializer, align 64\n"
-    return declarations(tile) + zeros + tiles + activations_text(tile, "NAME") + _function(tile)
+    copies = lines_text() + rooms_text()
+    return declarations(tile) + zeros + tiles + activations_text(tile, "NAME") + copies + _function(tile)
 
 
 def _tile(tile: Tile, rows: int, vectors: range) -> str:
@@ -102,6 +104,12 @@ def _function(tile: Tile) -> str:
     chunks = _over(out, pixels, at["chunk"])
     jobs = _times(out, chunks, at["panels_count"])
     first, end = (_share(out, bound, jobs, at["items"]) for bound in ("%from", "%to"))
+    image = out.variable("ptr", at["x"])  # where the line of number 0 is, or would be
+    has_rooms, room = at.is_set("rooms"), out.variable("i64", "0")
+    taken = f"ptr {at.address('taken')}"
+    with out.when(has_rooms):
+        number = out.set(f"call i64 @NAME_take({taken}, i64 {at['rooms']})")
+        out.line(f"store i64 {number}, ptr {room}, align 8")
     with out.loop(first, end) as job:
         which = out.set(f"sdiv i64 {job}, {at['panels_count']}")
         panel = out.set(f"srem i64 {job}, {at['panels_count']}")
@@ -110,36 +118,57 @@ def _function(tile: Tile) -> str:
         is_new = out.set(f"or i1 {out.set(f'icmp eq i64 {panel}, 0')}, {out.set(f'icmp eq i64 {job}, {first}')}")
         with out.when(is_new), out.loop("0", count) as i:
             _put_offset(out, at, offsets, i, out.set(f"add i64 {start}, {i}"), a_map, line_size)
+        with out.when(out.set(f"and i1 {is_new}, {has_rooms}")):
+            _put_lines(out, at, image, out.load("i64", room, 8), (start, count), a_map)
         column = _times(out, panel, str(WIDTH))
         valid = _least(out, out.set(f"sub i64 {at['outputs']}, {column}"), str(WIDTH))
         place = out.set(f"add i64 {_times(out, start, at['outputs'])}, {column}")
         made, addend = out.element("float", at["out"], place), out.element("float", at["addend"], place)
         weights = out.element("float", at["panels"], _times(out, panel, panel_size))
-        bias = out.element("float", at["bias"], column)
-        begin = out.set(f"select i1 {at.is_set('biased')}, ptr {bias}, ptr @NAME_zeros")
-        with out.loop("0", at["tall"], at["lines"]) as k, out.loop("0", line, at["part"]) as p:
-            lines = _least(out, at["lines"], out.set(f"sub i64 {at['tall']}, {k}"))
-            block = _least(out, at["part"], out.set(f"sub i64 {line}, {p}"))
-            done = out.set(f"add i64 {_times(out, k, line)}, {p}")
-            is_first = out.set(f"icmp eq i64 {done}, 0")
-            k_end, p_end = out.set(f"add i64 {k}, {lines}"), out.set(f"add i64 {p}, {block}")
-            ends = (out.set(f"icmp eq i64 {k_end}, {at['tall']}"), out.set(f"icmp eq i64 {p_end}, {line}"))
-            is_last = out.set(f"and i1 {ends[0]}, {ends[1]}")
-            shift = out.set(f"add i64 {_times(out, k, line_size)}, {p}")
-            x = out.element("float", at["x"], shift)
-            w = out.element("float", weights, _times(out, done, str(WIDTH)))
-            low, high = (
-                out.set(f"select i1 {is_last}, float {at[clamp]}, float {number}")
-                for clamp, number in zip(("least", "most"), _INFINITY, strict=True)
-            )
-            added = out.set(f"and i1 {is_last}, {at.is_set('added')}")
-            down = out.set(f"select i1 {is_first}, i64 0, i64 {at['outputs']}")
-            summed = _Pass(x, w, lines, line_size, block, is_first, begin, down)
-            _tiles(out, tile, count, summed, _Made(offsets, made, at["outputs"], addend, added, valid, low, high))
+        _passes(
+            out,
+            tile,
+            at,
+            (image, line, line_size),
+            (weights, column),
+            _Made(offsets, made, at["outputs"], addend, count, valid),
+        )
         for name, code in CODES.items():
             with out.when(out.set(f"icmp eq i64 {at['activation']}, {code}")):
                 out.line(f"call void @NAME_{name}(ptr {made}, i64 {count}, i64 {at['outputs']}, i64 {valid})")
+    with out.when(has_rooms):
+        out.line(f"call void @NAME_let_go({taken}, i64 {out.load('i64', room, 8)})")
     return out.finished()
+
+
+def _passes(
+    out: Function, tile: Tile, at: Slots, sizes: tuple[str, str, str], panel: tuple[str, str], made: _Made
+) -> None:
+    """The passes of a chunk by a panel. sizes: where the image is, elements of a line of the weight and of the image.
+    panel: its start, and its first output.
+    """
+    (image, line, line_size), (weights, column) = sizes, panel
+    bias = out.element("float", at["bias"], column)
+    begin = out.set(f"select i1 {at.is_set('biased')}, ptr {bias}, ptr @NAME_zeros")
+    with out.loop("0", at["tall"], at["lines"]) as k, out.loop("0", line, at["part"]) as p:
+        lines = _least(out, at["lines"], out.set(f"sub i64 {at['tall']}, {k}"))
+        block = _least(out, at["part"], out.set(f"sub i64 {line}, {p}"))
+        done = out.set(f"add i64 {_times(out, k, line)}, {p}")
+        is_first = out.set(f"icmp eq i64 {done}, 0")
+        k_end, p_end = out.set(f"add i64 {k}, {lines}"), out.set(f"add i64 {p}, {block}")
+        ends = (out.set(f"icmp eq i64 {k_end}, {at['tall']}"), out.set(f"icmp eq i64 {p_end}, {line}"))
+        is_last = out.set(f"and i1 {ends[0]}, {ends[1]}")
+        shift = out.set(f"add i64 {_times(out, k, line_size)}, {p}")
+        x = out.element("float", out.load("ptr", image, 8), shift)
+        w = out.element("float", weights, _times(out, done, str(WIDTH)))
+        low, high = (
+            out.set(f"select i1 {is_last}, float {at[clamp]}, float {number}")
+            for clamp, number in zip(("least", "most"), _INFINITY, strict=True)
+        )
+        added = out.set(f"and i1 {is_last}, {at.is_set('added')}")
+        down = out.set(f"select i1 {is_first}, i64 0, i64 {at['outputs']}")
+        summed = _Pass(x, w, lines, line_size, block, is_first, begin, down)
+        _tiles(out, tile, summed, made, (added, low, high))
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,21 +190,22 @@ class _Pass:
 @dataclass(frozen=True, slots=True)
 class _Made:
     """Names of values of a chunk's results by a panel: offsets of its pixels, where results are, how far the next
-    pixel's is, what is added, and whether, how many outputs there are, and what they are clamped to.
+    pixel's is, what may be added, how many pixels and outputs there are.
     """
 
     offsets: str
     start: str
     outputs: str
     addend: str
-    added: str
+    count: str
     valid: str
-    low: str
-    high: str
 
 
-def _tiles(out: Function, tile: Tile, count: str, summed: _Pass, made: _Made) -> None:
-    """The tiles of a chunk, for one pass. Tiles are about equally large."""
+def _tiles(out: Function, tile: Tile, summed: _Pass, made: _Made, ends: tuple[str, str, str]) -> None:
+    """The tiles of a chunk, for one pass. Tiles are about equally large. ends: whether the addend is added, and what
+    results are clamped to.
+    """
+    (added, low, high), count = ends, made.count
     tiles = _over(out, count, str(tile.rows))
     size = _times(out, _times(out, summed.lines, summed.block), str(_LINE))
     with out.loop("0", tiles) as number:
@@ -196,8 +226,8 @@ def _tiles(out: Function, tile: Tile, count: str, summed: _Pass, made: _Made) ->
         which = out.set(f"add i64 {rows}, {out.set(f'select i1 {is_half}, i64 {HALF}, i64 0')}")
         arguments = (
             f"ptr {offsets}, ptr {summed.x}, i64 {summed.lines}, i64 {summed.line_size}, ptr {summed.panel},"
-            f" ptr {start}, i64 {summed.down}, ptr {to}, i64 {made.outputs}, ptr {addend}, i1 {made.added},"
-            f" i64 {summed.block}, i64 {made.valid}, float {made.low}, float {made.high},"
+            f" ptr {start}, i64 {summed.down}, ptr {to}, i64 {made.outputs}, ptr {addend}, i1 {added},"
+            f" i64 {summed.block}, i64 {made.valid}, float {low}, float {high},"
             f" ptr {fetch}, i64 {step}, i64 {apart}"
         )
         cases = {
@@ -210,12 +240,30 @@ def _tiles(out: Function, tile: Tile, count: str, summed: _Pass, made: _Made) ->
 
 def _put_offset(out: Function, at: Slots, offsets: str, i: str, pixel: str, a_map: str, line_size: str) -> None:
     """Where the first tap of a pixel is read."""
-    image, inside = out.set(f"sdiv i64 {pixel}, {a_map}"), out.set(f"srem i64 {pixel}, {a_map}")
-    row, column = (out.set(f"{what} i64 {inside}, {at['columns']}") for what in ("sdiv", "srem"))
-    y = out.set(f"add i64 {_times(out, image, at['high'])}, {_times(out, row, at['down'])}")
+    column = out.set(f"srem i64 {out.set(f'srem i64 {pixel}, {a_map}')}, {at['columns']}")
     x = _times(out, column, _times(out, at["across"], at["inputs"]))
-    offset = out.set(f"add i64 {_times(out, y, line_size)}, {x}")
+    offset = out.set(f"add i64 {_times(out, _first_line(out, at, pixel, a_map), line_size)}, {x}")
     out.line(f"store i64 {offset}, ptr {out.element('i64', offsets, i)}, align 8")
+
+
+def _first_line(out: Function, at: Slots, pixel: str, a_map: str) -> str:
+    """The number of the first line that a pixel reads."""
+    image, inside = out.set(f"sdiv i64 {pixel}, {a_map}"), out.set(f"srem i64 {pixel}, {a_map}")
+    row = out.set(f"sdiv i64 {inside}, {at['columns']}")
+    return out.set(f"add i64 {_times(out, image, at['high'])}, {_times(out, row, at['down'])}")
+
+
+def _put_lines(out: Function, at: Slots, image: str, room: str, pixels: tuple[str, str], a_map: str) -> None:
+    """Copy the lines that pixels read, of which there are some from a first one on, into a room."""
+    start, count = pixels
+    last = out.set(f"sub i64 {out.set(f'add i64 {start}, {count}')}, 1")
+    first, last = (_first_line(out, at, pixel, a_map) for pixel in (start, last))
+    end = out.set(f"add i64 {last}, {at['tall']}")
+    to = out.element("float", at["room"], _times(out, room, at["room_size"]))
+    names = ("height", "width", "inputs", "above", "before", "high", "wide")
+    out.line(lines_call(to, at["x"], first, end, tuple(at[name] for name in names)))
+    skipped = _times(out, first, _times(out, at["wide"], at["inputs"]))
+    out.line(f"store ptr {out.element('float', to, out.set(f'sub i64 0, {skipped}'))}, ptr {image}, align 8")
 
 
 def _times(out: Function, a: str, b: str) -> str:
