@@ -119,28 +119,53 @@ def zeros_around(node: Node) -> tuple[int, int, int, int] | None:
 
 
 def is_pixel_mean(node: Node) -> bool:
-    """Whether a node gives the means of the channels of images of float32 with channels last, over all pixels."""
-    if node.target is not torch.ops.aten.mean.dim or len(node.results()) != 1:
+    """Whether a node gives the means of the channels of images of float32 with channels last, over all pixels: as a
+    mean, or as a pool of which one part is the whole image.
+    """
+    x = node.args[0] if node.args else None
+    if not isinstance(x, Value) or not x.is_tensor or len(node.results()) != 1:
         return False
-    arguments = arguments_of(node)
-    x, dims = arguments.get("self"), arguments.get("dim")
-    if not isinstance(x, Value) or not isinstance(dims, list | tuple) or arguments.get("dtype") is not None:
-        return False
-    meta, summed = x.tensor, [dim % _IMAGE for dim in dims if isinstance(dim, int)]
-    sizes = [size for size in meta.shape if isinstance(size, int)]
+    meta, sizes = x.tensor, [size for size in x.tensor.shape if isinstance(size, int)]
     if len(sizes) != _IMAGE or len(meta.shape) != _IMAGE or meta.dtype is not torch.float32:
         return False
     _, channels, height, width = sizes
     strides = (height * width * channels, 1, width * channels, channels)
-    return tuple(meta.stride) == strides and len(dims) == len(summed) and tuple(sorted(summed)) == _PIXELS
+    return tuple(meta.stride) == strides and (_is_mean_of_pixels(node) or _is_pool_of_all(node, (height, width)))
+
+
+def _is_mean_of_pixels(node: Node) -> bool:
+    if node.target is not torch.ops.aten.mean.dim:
+        return False
+    arguments = arguments_of(node)
+    dims = arguments.get("dim")
+    if not isinstance(dims, list | tuple) or arguments.get("dtype") is not None:
+        return False
+    summed = [dim % _IMAGE for dim in dims if isinstance(dim, int)]
+    return len(dims) == len(summed) and tuple(sorted(summed)) == _PIXELS
+
+
+def _is_pool_of_all(node: Node, size: tuple[int, int]) -> bool:
+    if node.target is not torch.ops.aten.avg_pool2d.default:
+        return False
+    arguments = arguments_of(node)
+    kernel, padding = arguments.get("kernel_size"), arguments.get("padding", (0, 0))
+    if not isinstance(kernel, list | tuple) or not isinstance(padding, list | tuple):
+        return False
+    if any(each != 0 for each in padding) or arguments.get("divisor_override") is not None:
+        return False
+    parts = [*kernel, *kernel][:2]
+    is_one = tuple(node.results()[0].tensor.shape[2:]) == (1, 1)
+    return is_one and all(isinstance(part, int) and part >= all_ for part, all_ in zip(parts, size, strict=True))
 
 
 _PIXELS = (2, 3)
 
 
-def _pixel_mean(x: torch.Tensor, keeps_dims: bool) -> torch.Tensor:
-    return x.mean(_PIXELS, keeps_dims)
+def _pixel_mean(x: torch.Tensor, keeps_dims: bool, is_image: bool = False) -> torch.Tensor:
+    made = x.mean(_PIXELS, keeps_dims)
+    images, channels = x.shape[:2]
+    return made.as_strided((images, channels, 1, 1), (channels, 1, channels, channels)) if is_image else made
 
 
-# The means of the channels of images, (x, keeps_dims).
+# The means of the channels of images, (x, keeps_dims, is_image). is_image: with the strides of an image, as of pools.
 PIXEL_MEAN = Prim("pixel_mean", _pixel_mean, "prims.PIXEL_MEAN")

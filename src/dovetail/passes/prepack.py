@@ -62,7 +62,7 @@ _FEWEST_ROWS = 4
 _LARGE_WEIGHT = 1 << 18
 _LARGE_PRODUCT = 1 << 24
 # Multiplications of a convolution. One of several groups gains always.
-_LARGE_CONVOLUTION = 1 << 14
+_LARGE_CONVOLUTION = 1 << 8
 
 _SHARED = "SHARED: its weight is read in another way, too, and would be held twice"
 _NO_ONEDNN = "NO-ONEDNN: this torch has no kernels for packed weights"

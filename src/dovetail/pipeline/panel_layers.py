@@ -76,7 +76,7 @@ def over_panels(program: Program) -> Program:
             if addend and groups != 1 and run.activation == "none":
                 node = _with_sum(draft, node)
         elif is_pixel_mean(node):
-            node = replace(node, target=PIXEL_MEAN, args=(node.args[0], _keeps_dims(node)), kwargs=())
+            node = replace(node, target=PIXEL_MEAN, args=(node.args[0], *_form_of_mean(node)), kwargs=())
         draft.take(node)
     return draft.finish()
 
@@ -116,9 +116,11 @@ def over_packed(program: Program) -> Program:
     return draft.finish()
 
 
-def _keeps_dims(node: Node) -> bool:
-    """Whether the result of a mean of pixels has as many dimensions as its operand."""
-    return len(node.results()[0].tensor.shape) == _IMAGE
+def _form_of_mean(node: Node) -> tuple[bool, bool]:
+    """Whether the result of a mean of pixels has as many dimensions as its operand, and the strides of an image."""
+    meta = node.results()[0].tensor
+    keeps_dims = len(meta.shape) == _IMAGE
+    return keeps_dims, keeps_dims and meta.stride[-1] != 1
 
 
 def _is_of_steps(readers: Iterable[Node | None]) -> bool:

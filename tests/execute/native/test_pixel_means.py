@@ -83,3 +83,42 @@ def test_batches_that_vary() -> None:
     for images in (1, 2, 5):
         x = torch.randn(images, 3, 20, 24)
         torch.testing.assert_close(frozen(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+class _Averaged(nn.Module):
+    """Images are averaged by a pool, which is returned as it is, too."""
+
+    def __init__(self, pool: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.pool = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.Conv2d(32, 32, 1)), pool
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        made: Tensor = self.pool(self.layer(x))
+        return made, made.flatten(1).relu()
+
+
+@pytest.mark.parametrize(
+    ("pool", "is_of_pixels"),
+    [
+        (nn.AvgPool2d(64, ceil_mode=True), True),
+        (nn.AvgPool2d((20, 24)), True),
+        (nn.AdaptiveAvgPool2d(1), True),
+        (nn.AvgPool2d((20, 12)), False),
+        (nn.AvgPool2d((20, 24), divisor_override=7), False),
+        (nn.AvgPool2d((20, 22)), False),  # one part, but not the whole image
+        (nn.AvgPool2d((22, 26), padding=1), False),
+        (nn.AvgPool2d((22, 26), padding=1, count_include_pad=False), False),
+    ],
+)
+@pytest.mark.parametrize("batch", [1, 2])
+def test_pools_of_whole_images(pool: nn.Module, is_of_pixels: bool, batch: int) -> None:
+    model, x = _Averaged(pool).eval(), torch.randn(batch, 3, 20, 24)
+    expected = model(x)
+    for executors in (("auto", "aten"), ("native", "aten"), ("aten",)):
+        frozen: Any = dovetail.freeze(model, (x,), passes="fast", dynamic_shapes="static", executors=executors)
+        for found, wanted in zip(frozen(x), expected, strict=True):
+            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5, check_stride=True)
+    frozen = dovetail.freeze(model, (x,), passes="fast", dynamic_shapes="static")
+    ((variant,),) = (method.variants for method in frozen._running.methods.values())
+    nodes = variant.runner.graph.forward.program.nodes
+    assert any(node.target is PIXEL_MEAN for node in nodes) == is_of_pixels
