@@ -1,7 +1,10 @@
 """One recording at a time in a process.
 
 While a program is recorded, its modules hold fake tensors, for every thread. So whoever records, or reads what a
-recording may hold in its hands, holds this lock; compiled programs run without it.
+recording may hold in its hands, holds this lock (`RECORDING`); compiled programs run without it.
+
+While a step is recorded, its tensors themselves are fake, for every thread that holds them. So programs run beside each
+other (`RUNNING`), but not beside that (`running_alone`).
 
 A step that is watched in eager mode may wait for other threads. So whoever would watch, or record, while another thread
 does (`REPLACING`), runs the code as it is, and does it in a later call.
@@ -23,6 +26,81 @@ class _Thread(threading.local):
 
 
 _HERE = _Thread()
+
+
+class Running:
+    """Threads that run programs, from the time that they look for one. Re-entrant."""
+
+    def __init__(self) -> None:
+        self._depths: dict[int, int] = {}
+        self._alone = 0  # the thread that runs alone, or waits for that
+        self._changed = threading.Condition()
+
+    def __enter__(self) -> None:
+        me = threading.get_ident()
+        depth = self._depths.get(me, 0)
+        self._depths[me] = depth + 1
+        while not depth and self._alone not in (0, me):  # seen only now, so that no two can miss each other
+            del self._depths[me]
+            with self._changed:
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: not self._alone)
+            self._depths[me] = 1
+
+    def __exit__(self, *_: object) -> None:
+        me = threading.get_ident()
+        depth = self._depths.pop(me) - 1
+        if depth:
+            self._depths[me] = depth
+        elif self._alone:
+            with self._changed:
+                self._changed.notify_all()
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """While active, this thread does not count as one that runs a program: it may wait for another thread."""
+        me = threading.get_ident()
+        depth = self._depths.pop(me)
+        if self._alone:
+            with self._changed:
+                self._changed.notify_all()
+        try:
+            yield
+        finally:
+            self.__enter__()
+            self._depths[me] = depth
+
+    @contextmanager
+    def alone(self) -> Iterator[bool]:
+        """While active, no other thread runs a program. Gives False where waiting for that might never end.
+
+        This thread may have begun to run; what it has found by then may not hold any more.
+        """
+        me = threading.get_ident()
+        depth, was_alone = self._depths.get(me, 0), self._alone == me
+        with self._changed:
+            if depth > 1 and not was_alone and (self._alone or len(self._depths) > 1):
+                is_alone = False  # others may wait for what the outer program does
+            else:
+                is_alone = True
+                self._depths.pop(me, None)
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._alone in (0, me))
+                self._alone = me
+                self._changed.wait_for(lambda: not self._depths.keys() - {me})
+        try:
+            yield is_alone
+        finally:
+            if is_alone:
+                with self._changed:
+                    if depth:
+                        self._depths[me] = depth
+                    self._alone = me if was_alone else 0
+                    self._changed.notify_all()
+
+
+RUNNING = Running()
+running_alone = RUNNING.alone
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-import warnings
 from bisect import insort
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ import torch
 
 from dovetail.analysis.region import extent_bytes
 from dovetail.errors import InvalidProgram, OffloadFailed, OffloadFailedLate
+from dovetail.errors.warning import warn
 from dovetail.execute.spill_file import SpillFile, UnnamedFile
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Program, Value
@@ -136,7 +136,7 @@ class Transfers:
         if running.kept:
             names = ", ".join(self.values[which].name for which in running.kept)
             text = f"{names} could not be written to {self._folder}, and stayed in memory: the limit was not kept"
-            warnings.warn(OffloadFailedLate(text), stacklevel=2)
+            warn(OffloadFailedLate(text))
 
     def under_way(self) -> int:
         """How many transfers are under way, in all runs."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,8 +11,8 @@ from torch import fx
 from dovetail.errors import (
     BadOptionValue,
     DataDependentControlFlow,
-    DovetailWarning,
 )
+from dovetail.errors.warning import warn
 from dovetail.frontends.donation import donated_placeholders
 from dovetail.frontends.inputs import size_hints
 from dovetail.frontends.recorded_graph import GraphRecorder
@@ -98,11 +97,9 @@ class _Dispatch:
             return graph(*taken)
         if not self._warned:
             self._warned = True
-            warnings.warn(
+            warn(
                 "a graph runs in eager mode for calls in which inputs that it writes share memory in a new way, "
-                f"because {reason}, or clone inputs that are written.",
-                DovetailWarning,
-                stacklevel=2,
+                f"because {reason}, or clone inputs that are written."
             )
         self.graphs.count_donations(inputs)
         return self._gm(*inputs)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from dovetail.capture.exclusive import RECORDING, is_part_of_a_step
+from dovetail.capture.exclusive import RECORDING, RUNNING, is_part_of_a_step
 from dovetail.capture.recording import Recording
 from dovetail.execute.graph import CompiledGraph
 from dovetail.frontends.copies import reduced
@@ -95,17 +95,17 @@ class CompiledFunction:
         if transform_is_active() or function_mode_is_active():  # the program would not see what they do to tensors
             counts.eager_calls += 1
             return self._target(*args, **kwargs)
-        chosen = None
         if not self._cache.patience.waits():
-            with RECORDING:
-                chosen = self._captures.chosen(*flatten_call(args, kwargs))
-        if chosen is None:
-            counts.eager_calls += 1
-            for tensor, _ in self._donation.tensors(args, kwargs):
-                torch.autograd.graph.increment_version(tensor)
-            return self._target(*args, **kwargs)
-        graph, inputs, results = chosen
-        return unflatten(list(graph(*inputs)), results)
+            with RUNNING:
+                with RECORDING:
+                    chosen = self._captures.chosen(*flatten_call(args, kwargs))
+                if chosen is not None:
+                    graph, inputs, results = chosen
+                    return unflatten(list(graph(*inputs)), results)
+        counts.eager_calls += 1
+        for tensor, _ in self._donation.tensors(args, kwargs):
+            torch.autograd.graph.increment_version(tensor)
+        return self._target(*args, **kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """A function that is written as a method takes its object as the first argument; a module is no method."""

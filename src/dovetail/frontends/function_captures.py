@@ -69,7 +69,7 @@ class FunctionCaptures:
         if guard.fact_count != known and guard.inputs(leaves, structure) is None:
             return self.chosen(leaves, structure)  # another way of sharing memory has shown more about the numbers
         if chosen is None:
-            cache.refuse(lambda: "inputs share memory in a new way", stacklevel=3)
+            cache.refuse(lambda: "inputs share memory in a new way")
             return None
         cache.patience.found()
         variant.calls += 1
@@ -85,7 +85,7 @@ class FunctionCaptures:
         def why() -> str:
             return self._cache.why(lambda variant: variant.guard.why(leaves, structure))
 
-        return self._cache.captured(why, capture, stacklevel=4)
+        return self._cache.captured(why, capture)
 
     def _compiled(self, leaves: list[Any], structure: Structure) -> tuple[FunctionVariant, list[Any]]:
         """A program with its graph for a call, and its inputs in this call. Raises: DovetailError."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-import warnings
 
 import torch
 
 from dovetail.errors import UntestedDevice
+from dovetail.errors.warning import warn
 
 _UNTESTED = ("cuda",)
 _SAID = threading.Lock()  # taken for good once the warning was given
@@ -21,7 +21,7 @@ def tell_if_untested(device: torch.device) -> None:
     if device.type not in _UNTESTED or not _SAID.acquire(blocking=False):
         return
     try:
-        warnings.warn(UntestedDevice(str(device)), stacklevel=2)
+        warn(UntestedDevice(str(device)))
     except UntestedDevice:
         _SAID.release()
         raise

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-import warnings
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from dovetail.capture.exclusive import replacing
-from dovetail.errors import DovetailWarning
+from dovetail.errors.warning import warn
 from dovetail.frontends.patience import Patience
 from dovetail.frontends.statistics import Counts, Stats, VariantStats
 from dovetail.frontends.structure import Structure
@@ -110,7 +109,7 @@ class VariantCache(Generic[V]):
         return tell(self.recent[0]) if self.recent else "it is the first"
 
     def captured(
-        self, why: Callable[[], str], capture: Callable[[], tuple[V, list[Any]] | None], stacklevel: int
+        self, why: Callable[[], str], capture: Callable[[], tuple[V, list[Any]] | None]
     ) -> tuple[V, list[Any]] | None:
         """A new program, kept, and its inputs; None when no more may be made, which is told.
 
@@ -119,7 +118,7 @@ class VariantCache(Generic[V]):
         """
         self.drop_dead()
         if self.is_full:
-            self.refuse(why, stacklevel + 1)
+            self.refuse(why)
             return None
         with replacing() as is_alone:
             if not is_alone:
@@ -134,27 +133,25 @@ class VariantCache(Generic[V]):
             self.add(made[0])
         return made
 
-    def refuse(self, why: Callable[[], str], stacklevel: int) -> None:
+    def refuse(self, why: Callable[[], str]) -> None:
         """A call fits no program, and none may be made for it. why: what is to be said of it."""
         self.patience.missed()
-        self.warn_of_limit(why, stacklevel + 1)
+        self.warn_of_limit(why)
 
-    def warn_of_limit(self, why: Callable[[], str], stacklevel: int) -> None:
+    def warn_of_limit(self, why: Callable[[], str]) -> None:
         """Say, once, that calls run in eager mode because no more programs may be made."""
         if "limit" not in self._warned:
             self._warned.add("limit")
-            warnings.warn(
+            warn(
                 f"{self.name} was compiled for {self.limit} kinds of calls; further kinds run in eager mode. The last "
-                f"reason: {why()}. Raise max_variants, or see `.stats`.",
-                DovetailWarning,
-                stacklevel=stacklevel + 1,
+                f"reason: {why()}. Raise max_variants, or see `.stats`."
             )
 
-    def warn(self, text: str, stacklevel: int) -> None:
+    def warn(self, text: str) -> None:
         """Say something, once."""
         if text not in self._warned:
             self._warned.add(text)
-            warnings.warn(text, DovetailWarning, stacklevel=stacklevel + 1)
+            warn(text)
 
     @property
     def stats(self) -> Stats:

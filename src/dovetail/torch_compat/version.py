@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import functools
 import re
-import warnings
 from typing import TYPE_CHECKING
 
 import torch
 
 from dovetail.deferred import deferred
-from dovetail.errors import DovetailWarning, UnsupportedTorchVersion
+from dovetail.errors import UnsupportedTorchVersion
+from dovetail.errors.warning import warn
 
 if TYPE_CHECKING:
     from dovetail.torch_compat import selfcheck
@@ -67,8 +67,4 @@ def _ensure_supported(version: str) -> None:
         raise UnsupportedTorchVersion(version=version, reason=f"{len(failed)} self-check(s) failed: {reason}")
     if release > TESTED:
         tested = ".".join(map(str, TESTED))
-        warnings.warn(
-            f"dovetail is tested with torch {tested}; this is torch {version}, on which every self-check passes.",
-            DovetailWarning,
-            stacklevel=3,
-        )
+        warn(f"dovetail is tested with torch {tested}; this is torch {version}, on which every self-check passes.")

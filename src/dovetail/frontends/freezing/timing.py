@@ -7,7 +7,6 @@ Both are called with the example's arguments, in turn, and the ratio of each pai
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 
 from dovetail.analysis.paired_ratio import PairedRatio, paired_ratio
 from dovetail.errors import SlowerThanEager
+from dovetail.errors.warning import warn
 from dovetail.frontends.freezing.examples import Example
 from dovetail.frontends.freezing.method import RunnableMethod
 
@@ -50,7 +50,7 @@ def time_methods(
         torch.set_rng_state(before)
     for name, ratio in found.items():
         if ratio.low > 1:
-            warnings.warn(SlowerThanEager(name, as_text(ratio)), stacklevel=5)
+            warn(SlowerThanEager(name, as_text(ratio)))
     return found
 
 

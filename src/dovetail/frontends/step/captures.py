@@ -79,7 +79,8 @@ class StepCaptures:
         self._is_begun, self._is_shown, self._begins_cleared, self.sharded = False, False, True, ShardedModules()
 
     def see_first(self, call: StepCall) -> None:
-        """Note the arguments of the first call."""
+        """A call begins. Note the arguments of the first one."""
+        self._put = []
         if not self._is_begun:
             self._is_begun = True
             self._lifting.see(call.leaves, call.structure)
@@ -100,9 +101,11 @@ class StepCaptures:
             self._say_why(why)
         return results
 
-    def ran(self) -> None:
+    def ran(self, variant: StepVariant) -> None:
         """The program that was chosen has run: the state that was made for it is there to stay."""
         self._put = []
+        if variant.calls > 1:
+            self._rounds = 0
 
     def did_not_run(self, why: str = "") -> None:
         """It has not, and nothing was written: all is to be as it was. why: eager mode goes on, if that is new."""
@@ -121,20 +124,18 @@ class StepCaptures:
 
         tried: variants whose questions got other answers in this call.
         """
-        cache, self._put = self._cache, []
+        cache = self._cache
         if (found := cache.find(call.leaves, call.structure, tried)) is not None:
-            self._rounds = 0
             return found
         cache.counts.misses += not tried
         if cache.is_full and not self._may_fit_again(call, tried):
-            cache.refuse(lambda: self._why(self._reachable(call), call, tried), stacklevel=3)
+            cache.refuse(lambda: self._why(self._reachable(call), call, tried))
             return None
         reachable = self._reachable(call)
         found = self._find_in(reachable, call, tried)
         if cache.is_full:
             self._walks.was(cache.counts.calls, fruitful=found is not None)
         if found is not None:
-            self._rounds = 0
             return found
         self._let_go(reachable)
         if tried and not self._missed:
@@ -144,7 +145,7 @@ class StepCaptures:
         self._missed = False
         cache.drop_dead()
         reason = self._why(reachable, call, tried)
-        return cache.captured(lambda: reason, partial(self._captured, reachable, call, tried), stacklevel=3)
+        return cache.captured(lambda: reason, partial(self._captured, reachable, call, tried))
 
     def _may_fit_again(self, call: StepCall, tried: Sequence[StepVariant]) -> bool:
         """Whether looking at everything that the step reaches may show that a variant fits."""
@@ -370,7 +371,7 @@ class StepCaptures:
         self._cache.counts.eager_reasons[why] = None
         if (limit := self._options.memory_limit) is not None:
             text = f"a call ran in eager mode, and was not held to memory_limit={limit!r}, because {why}"
-            self._cache.warn(f"{self._cache.name}: {text}", stacklevel=5)
+            self._cache.warn(f"{self._cache.name}: {text}")
 
     def unrun(self, call: StepCall) -> tuple[StepVariant, int]:
         """A program for a call, as later calls find it, and the bytes of the state that the first one makes.
@@ -396,4 +397,4 @@ class StepCaptures:
             raise error
         self.given_up = error
         text = f"{self._cache.name} runs in eager mode from now on, because it cannot be captured:\n{error}"
-        self._cache.warn(text, stacklevel=6)
+        self._cache.warn(text)

@@ -33,7 +33,8 @@ class StepRunner:
     and how what is put there is made. filled: containers, and how what they hold is made. write_only: containers that
     the step only puts things into. draws: what is made before each run, of random numbers outside torch. drawn:
     constants that are made so, by their place. left_modes: of torch, that each run leaves so. next_calls: what the next
-    run calls, and no other, in place of host_calls: those and others that depend on nothing.
+    run calls, and no other, in place of host_calls: those and others that depend on nothing. takes_turns: two threads
+    do not run it at once, because it writes. One that takes part in collectives may wait for the other thread.
     """
 
     program: CompiledStepProgram
@@ -52,12 +53,14 @@ class StepRunner:
     left_modes: dict[str, Any] = field(default_factory=dict)
     next_calls: tuple[HostCall, ...] | None = None
     _pick: Callable[[Sequence[Any]], Sequence[Any]] = field(init=False)
+    takes_turns: bool = field(init=False)
     _leaves_more: bool = field(init=False)
     _warns: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self._pick = picker(self.takes)
         self._leaves_more = bool(self.writes or self.bound or self.filled or self.host_calls)
+        self.takes_turns = bool(self.program.written or self._leaves_more) and not self.program.collectives
         self._warns = any(isinstance(call.function, Warned) for call in (*self.host_calls, *(self.next_calls or ())))
 
     def run(self, tensors: Sequence[torch.Tensor], leaves: Sequence[Any], bindings: Bindings) -> Any:

@@ -7,16 +7,18 @@ captures another one: see docs/decisions/0018-the-first-call-runs-a-program.md, 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
+import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MethodType
-from typing import Any, TypeAlias, overload
+from typing import Any, Self, TypeAlias, overload
 
 import torch
 
-from dovetail.capture.exclusive import RECORDING, is_part_of_a_step
+from dovetail.capture.exclusive import RECORDING, RUNNING, is_part_of_a_step, running_alone
 from dovetail.errors import (
     BadOptionValue,
     CollectiveFailed,
@@ -53,6 +55,7 @@ from dovetail.torch_compat.version import ensure_supported_torch
 
 _Chosen: TypeAlias = tuple[StepVariant, list[torch.Tensor]]
 
+_RUNNING_ON = contextlib.nullcontext()
 _ON_UNSUPPORTED = ("raise", "eager")
 
 
@@ -115,6 +118,7 @@ class CompiledStep:
         self._cache = VariantCache[StepVariant](name, options.max_variants)
         self._captures = StepCaptures(self._cache, state, falls_back, self._options)
         self._searches: Searches | None = None
+        self._turn, self._in_eager_mode = threading.RLock(), set[object]()
         functools.update_wrapper(self, step)
 
     # --- calling ------------------------------------------------------------------------------------------------
@@ -133,50 +137,72 @@ class CompiledStep:
 
     @not_traced
     def _called(self, args: Any, kwargs: Any) -> Any:
-        cache, captures, agreement = self._cache, self._captures, Agreement()
+        cache, agreement = self._cache, Agreement()
         try:
-            if captures.given_up is not None or cache.patience.waits() or _is_looked_at():
+            if self._captures.given_up is not None or cache.patience.waits() or _is_looked_at():
                 cache.counts.eager_calls += 1
                 with agreement.of_eager_mode():
                     return self._step(*args, **kwargs)
             if self._searches is not None:
                 return self._searches.call(self._step, args, kwargs)
-            call = StepCall(self._step, *flatten_call(args, kwargs))
-            captures.see_first(call)
-            tried: list[StepVariant] = []
-            while True:
-                with RECORDING:
-                    try:
-                        chosen = captures.chosen(call, tried)
-                    except HeldWeakly as error:
-                        captures.did_not_run(str(error))
-                        cache.warn(f"{cache.name} runs in eager mode for now, because {error}", stacklevel=2)
-                        chosen = None
-                if chosen is None:
-                    return self._run_eager(args, kwargs, agreement)
-                variant, tensors = chosen
-                program = variant.runner.program
-                try:
-                    variant.calls += 1
-                    sequences = program.collectives, program.used_parameters, program.eager_collectives
-                    with agreement.of_program(*sequences):
-                        results = variant.runner.run(tensors, call.leaves, variant.guard.bindings)
-                    captures.ran()
-                    cache.patience.found()
-                    return results
-                except GuardMiss as miss:
-                    captures.did_not_run()
-                    captures.missed(variant, miss)
-                    tried.append(variant)
-                except NothingWritten as error:  # eager raises what is to be raised
-                    captures.did_not_run(str(error.__cause__) if isinstance(error.__cause__, OthersUseMore) else "")
-                    return self._run_eager(args, kwargs, agreement)
-                except (OffloadFailed, OffloadUnavailable, CollectivesDiffer, CollectiveFailed, RankFailed):
-                    captures.did_not_run()
-                    raise
+            with _Turn(self._turn) as turn, RUNNING:
+                ran = self._run_program(args, kwargs, agreement, turn)
+            return self._run_eager(args, kwargs, agreement) if ran is None else ran.results
         except BaseException as error:
             agreement.raised(error)
             raise
+
+    def _run_program(self, args: Any, kwargs: Any, agreement: Agreement, turn: _Turn) -> _Ran | None:
+        """Find a program for a call, or capture one, and run it; None for eager mode."""
+        cache, captures = self._cache, self._captures
+        call = StepCall(self._step, *flatten_call(args, kwargs))
+        captures.see_first(call)
+        tried: list[StepVariant] = []
+        while True:
+            chosen = self._chosen(call, tried)
+            if chosen is None:
+                return None
+            variant, tensors = chosen
+            program = variant.runner.program
+            if not variant.runner.takes_turns:
+                turn.end()
+            try:
+                variant.calls += 1
+                sequences = program.collectives, program.used_parameters, program.eager_collectives
+                with agreement.of_program(*sequences), RUNNING.suspended() if program.collectives else _RUNNING_ON:
+                    results = variant.runner.run(tensors, call.leaves, variant.guard.bindings)
+                captures.ran(variant)
+                cache.patience.found()
+                return _Ran(results)
+            except GuardMiss as miss:
+                captures.did_not_run()
+                captures.missed(variant, miss)
+                tried.append(variant)
+                turn.begin()
+            except NothingWritten as error:  # eager raises what is to be raised
+                captures.did_not_run(str(error.__cause__) if isinstance(error.__cause__, OthersUseMore) else "")
+                return None
+            except (OffloadFailed, OffloadUnavailable, CollectivesDiffer, CollectiveFailed, RankFailed):
+                captures.did_not_run()
+                raise
+
+    def _chosen(self, call: StepCall, tried: list[StepVariant]) -> _Chosen | None:
+        """The program for a call, captured when there is none; None for eager mode."""
+        with RECORDING:
+            found = self._cache.find(call.leaves, call.structure, tried)
+        if found is not None:
+            return found
+        with running_alone() as is_alone:
+            if not is_alone or self._in_eager_mode:
+                return None
+            with RECORDING:
+                try:
+                    return self._captures.chosen(call, tried)
+                except HeldWeakly as error:
+                    self._captures.did_not_run(str(error))
+                    name = self._cache.name
+                    self._cache.warn(f"{name} runs in eager mode for now, because {error}")
+                    return None
 
     def run(self, batches: Any, progress: Progress | None = None, *, every: int = 1) -> Any:
         """Run a step for each batch, and stack the results: what as many calls give, bit by bit.
@@ -201,9 +227,14 @@ class CompiledStep:
         return run_steps(self, batches, progress, every)
 
     def _run_eager(self, args: Any, kwargs: Any, agreement: Agreement) -> Any:
+        me = object()
         if self._captures.searching is None:
-            with agreement.of_eager_mode():
-                return self._captures.run_eager(self._step, args, kwargs)
+            self._in_eager_mode.add(me)  # while it is there, other threads do not record
+            try:
+                with agreement.of_eager_mode():
+                    return self._captures.run_eager(self._step, args, kwargs)
+            finally:
+                self._in_eager_mode.discard(me)
         state, options = self._state, self._options  # the searches must not hold this step, which holds them
         self._searches = Searches(self._captures.searching, lambda closure: CompiledStep(closure, state, True, options))
         return self._searches.call(self._step, args, kwargs)
@@ -294,6 +325,39 @@ class CompiledStep:
             variants=(*own.variants, *(variant for stats in inner for variant in stats.variants)),
             seconds=own.seconds + sum(x.seconds for x in inner),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Ran:
+    results: Any
+
+
+class _Turn:
+    """The turn of a thread to call a step: others wait while it finds a program, and while one runs that writes."""
+
+    __slots__ = ("_is_held", "_lock")
+
+    def __init__(self, lock: threading.RLock) -> None:
+        self._lock, self._is_held = lock, False
+
+    def begin(self) -> None:
+        """Wait for the turn, unless it is this thread's by now."""
+        if not self._is_held:
+            self._lock.acquire()
+            self._is_held = True
+
+    def end(self) -> None:
+        """Let other threads go on."""
+        if self._is_held:
+            self._is_held = False
+            self._lock.release()
+
+    def __enter__(self) -> Self:
+        self.begin()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
 
 def _is_callable(step: object) -> bool:
