@@ -86,7 +86,11 @@ class WordList:
 
     def made(self, changed: ChangedWord) -> MemoryWords:
         """What compares them."""
-        return MemoryWords(changed, array("Q", [word for pair in self._pairs for word in pair]), self._checks)
+        return MemoryWords(changed, *self.taken())
+
+    def taken(self) -> tuple[array[int], dict[int, Check]]:
+        """The pairs, and what is asked where the word of one is another one; for what compares them by itself."""
+        return array("Q", [word for pair in self._pairs for word in pair]), self._checks
 
     def forget_from(self, count: int) -> None:
         """Keep so many, the first ones."""

@@ -15,6 +15,9 @@ from dovetail.torch_compat.native_symbols import library_function
 MAKE, DELETE, DATA = (f"aoti_torch_{name}" for name in ("empty_strided", "delete_tensor_object", "get_data_ptr"))
 """C functions for handles: a new one with memory of its own, its end, and where its memory is."""
 
+DIMS, SIZES, STRIDES = (f"aoti_torch_get_{name}" for name in ("dim", "sizes", "strides"))
+"""C functions for handles: how many dimensions there are, and where sizes and strides are."""
+
 CODES = {
     torch.uint8: 0,
     torch.int8: 1,
@@ -31,6 +34,9 @@ CODES = {
 
 IS_NEGATIVE, IS_INFERENCE = (f"_ZN2at6native{name}ERKNS_6TensorE" for name in ("6is_neg", "12is_inference"))
 """Functions of C++ that are asked about a handle: whether it has the negative bit; whether it is of inference mode."""
+
+VERSION = "_ZNK2at10TensorBase8_versionEv"
+"""The function of C++ that gives a handle's version; not to be asked where nobody counts."""
 
 _WRAPPING = ("RKN2at10TensorBaseE", "N2at10TensorBaseE", "N2at6TensorE")
 

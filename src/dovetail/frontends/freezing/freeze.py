@@ -12,6 +12,7 @@ import torch
 from dovetail.capture.module_state import TensorSlot, tensor_slots
 from dovetail.errors import BadOptionValue, NotFreezable
 from dovetail.execute.protocol import ExecutorList, RunnableProgram
+from dovetail.execute.watch import watch_with
 from dovetail.frontends.freezing.examples import Example, examples_of
 from dovetail.frontends.freezing.free_recording import record_method
 from dovetail.frontends.freezing.freezable import refuse_not_freezable
@@ -275,7 +276,8 @@ class _Freezing:
         others = {dotted: pool.given[names[dotted]] for dotted in watched if dotted not in placed}
         originals = None
         if not settings.discards:
-            originals = Originals.of(self._model, slots, [dotted for dotted in watched if dotted in placed], others)
+            watch = watch_with(self._options.executors)
+            originals = Originals.of(self._model, slots, [d for d in watched if d in placed], others, watch)
         taken = {names[d] for d, slot in placed.items() if d in names and slot.table == "_parameters"}
         keeps = settings.on_stale == "ignore" or settings.discards
         pool.settle(lasting, own=pool.tensors.keys() - (taken if settings.discards else set()) if keeps else ())

@@ -12,18 +12,27 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from dovetail.capture.module_state import TensorSlot
+from dovetail.deferred import deferred
 from dovetail.errors import BadWeights
 from dovetail.torch_compat.autograd import version_of
 from dovetail.torch_compat.guards import SameTensors
 
+if TYPE_CHECKING:
+    from dovetail.execute.watch import Watch
+    from dovetail.frontends.freezing import model_words
+    from dovetail.frontends.freezing.model_words import Table
+else:
+    model_words = deferred("dovetail.frontends.freezing.model_words")
+
 _Seen = tuple[int, int, torch.Size, tuple[int, ...]]
 _ATTRIBUTES = "__dict__"
 _MOST_MODES = 4
+_MOST_WATCHES = 4  # then what holds tensors changes too often, without another tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +76,8 @@ class _Module:
         held = attributes["_modules"]
         if len(held) != len(self.children):
             return True
-        for key, child in self.children:
-            if held.get(key) is not child():
-                return True
+        if not all(_holds(held, key, child) for key, child in self.children):
+            return True
         for place in self.places:
             tensor: Any = place.tensor()
             held_now = attributes.get(place.table)
@@ -85,13 +93,19 @@ class _Module:
             return []
         return [*self.moved(module), *[place.dotted for place in self.places if place.has_changed(module)]]
 
+    def tables(self) -> tuple[Table, ...]:
+        """What its dictionaries hold: see `model_words`."""
+        found: dict[str, list[tuple[str, Callable[[], Any]]]] = {"": []}
+        for place in self.places:
+            found.setdefault("" if place.table == _ATTRIBUTES else place.table, []).append((place.key, place.tensor))
+        tables = [model_words.Table(name, tuple(items)) for name, items in found.items()]
+        return (*tables, model_words.Table("_modules", self.children, is_all=True))
+
     def moved(self, module: torch.nn.Module) -> list[str]:
         """Dotted names of modules that are others, or that were put in or taken out."""
         held = module.__dict__["_modules"]
-        if len(held) == len(self.children) and all(held.get(key) is child() for key, child in self.children):
-            return []
         before = dict(self.children)
-        keys = [key for key in {**before, **held} if key not in before or held.get(key) is not before[key]()]
+        keys = [key for key in {**before, **held} if key not in before or not _holds(held, key, before[key])]
         return [f"{self.dotted}.{key}" if self.dotted else key for key in keys]
 
 
@@ -139,7 +153,9 @@ class _LookWriter:
         self._lines += [f"m = {self._name(watched.module)}()", "if m is None: return False", "d = m.__dict__"]
         self._lines += ["c = d['_modules']", f"if len(c) != {len(watched.children)}: return False"]
         for key, child in watched.children:
-            self._lines.append(f"if c.get({key!r}) is not {self._name(child)}(): return False")
+            other = "c" if child is _nothing else "None"  # what is there where the module is gone
+            self._lines.append(f"n = c.get({key!r}, {other})")
+            self._lines.append(f"if n is {other} or n is not {self._name(child)}(): return False")
         for place in watched.places:
             table = "d" if place.table == _ATTRIBUTES else f"d[{place.table!r}]"
             self._tensor(f"{table}.get({place.key!r})", place, f"{self._name(place.tensor)}() is not ")
@@ -182,20 +198,27 @@ class _LookWriter:
 class Originals:
     """Watches a model from which constants were taken."""
 
-    def __init__(self, modules: Sequence[_Module], lone: Sequence[_Lone]) -> None:
+    def __init__(self, modules: Sequence[_Module], lone: Sequence[_Lone], watch: Watch | None = None) -> None:
+        """watch: see `execute.watch`."""
         self._modules = tuple(modules)
         self._lone = tuple(lone)
+        self._watch, self._watches = watch, 0
         self._known: tuple[SameTensors, ...] = ()
         # Whether nothing has changed; False also where only `changed` can tell.
         self.is_as_before: Callable[[], bool] = _cannot_tell
 
     @staticmethod
     def of(
-        model: torch.nn.Module, slots: Iterable[TensorSlot], names: Iterable[str], others: Mapping[str, torch.Tensor]
+        model: torch.nn.Module,
+        slots: Iterable[TensorSlot],
+        names: Iterable[str],
+        others: Mapping[str, torch.Tensor],
+        watch: Watch | None,
     ) -> Originals:
         """A watch of a model.
 
-        names: dotted names of slots that are watched. others: tensors that no slot holds, by dotted name.
+        names: dotted names of slots that are watched. others: tensors that no slot holds, by dotted name. watch: see
+        `execute.watch`.
         """
         wanted = set(names)
         places: dict[int, list[_Place]] = {}
@@ -212,7 +235,7 @@ class Originals:
                     lone.pop(name, None)
                     places.setdefault(id(module), []).append(_Place(name, _ATTRIBUTES, key, *_watch(others[name])))
         watched = [_module(module, dotted, places.get(id(module), ())) for dotted, module in modules]
-        return Originals(watched, [_Lone(name, *_watch(tensor)) for name, tensor in lone.items()])
+        return Originals(watched, [_Lone(name, *_watch(tensor)) for name, tensor in lone.items()], watch)
 
     def changed(self) -> list[str]:
         """Dotted names of what has changed since it was looked at first."""
@@ -229,6 +252,13 @@ class Originals:
         lone = tuple([one for one in self._lone if one.tensor() is not None])
         if (len(modules), len(lone)) != (len(self._modules), len(self._lone)):
             self._modules, self._lone, self._known = modules, lone, ()
+        if self._watch is not None and self._watches < _MOST_WATCHES:
+            self._watches += 1
+            held = [(module.module, module.tables()) for module in modules]
+            made = model_words.watched(held, [one.tensor for one in lone], self._watch)
+            if made is not None:
+                self.is_as_before = made
+                return
         if len(self._known) == _MOST_MODES:
             return
         tensors = list({id(tensor): tensor for _, tensor in self.tensors()}.values())
@@ -277,6 +307,7 @@ class Originals:
         return Originals(
             [_again(module) for module in self._modules],
             [_Lone(dotted, *_watch(tensor)) for dotted, tensor in lone if tensor is not None],
+            self._watch,
         )
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -305,6 +336,11 @@ def _again(watched: _Module) -> _Module:
     now = [(place, place.now(module)) for place in watched.places]
     places = [_Place(p.dotted, p.table, p.key, *_watch(tensor)) for p, tensor in now if tensor is not None]
     return _module(module, watched.dotted, places)
+
+
+def _holds(table: Mapping[str, Any], key: str, child: Callable[[], Any]) -> bool:
+    """Whether a module is where it was, or still none."""
+    return key in table and table[key] is child() and (child is _nothing or table[key] is not None)
 
 
 def _nothing() -> None:
