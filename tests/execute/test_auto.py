@@ -106,6 +106,21 @@ def test_frozen_and_loaded_programs_choose_by_themselves(tmp_path: Path) -> None
 
 
 @needs_code
+def test_small_programs_that_are_made_for_speed(tmp_path: Path) -> None:
+    """Machine code takes them, too: by default a quarter of a second until it is there counts."""
+    torch.manual_seed(0)
+    model, shape, _ = CASES["small network"]
+    x = torch.randn(1, shape[-1])
+    frozen = dovetail.freeze(model.eval(), (x,), passes="fast", dynamic_shapes="static")
+    frozen.save(tmp_path / "model.dovetail")
+    for program in (frozen, dovetail.load(tmp_path / "model.dovetail")):
+        assert "native" in _executors(program, x)
+        torch.testing.assert_close(program(x), model(x))
+    assert "native" not in _executors(dovetail.freeze(model, (x,), dynamic_shapes="static"), x)
+    assert _executors(dovetail.freeze(model, (x,), passes="fast", executors="aten"), x) == {"aten"}
+
+
+@needs_code
 def test_each_program_of_a_method_is_asked() -> None:
     """A symbolic size leaves little to machine code: programs for one row and for more decide for themselves."""
     model, shape, _ = CASES["small encoder"]

@@ -16,11 +16,19 @@ _LEAST_SAVED_BESIDE_PANELS_US = 8.0  # what makes machine code is there already
 _LEAST_SHARE_BESIDE_PANELS = 0.01
 
 
-def is_call_bound(program: Program) -> bool:
-    """Whether machine code would save a good part of the program's time. Cost: O(nodes + operands)."""
+_LEAST_SAVED_FOR_SPEED_US, _LEAST_SHARE_FOR_SPEED = 2.0, 0.25
+
+
+def is_call_bound(program: Program, *, for_speed: bool = False) -> bool:
+    """Whether machine code would save a good part of the program's time. for_speed: of a call, whatever it takes until
+    the first one. Cost: O(nodes + operands).
+    """
     costs = [call_cost(node) for node in program.nodes]
     saved_us = sum(cost.saved_us for cost in costs)
+    total_us = sum(cost.total_us for cost in costs)
+    if for_speed and saved_us >= max(_LEAST_SAVED_FOR_SPEED_US, _LEAST_SHARE_FOR_SPEED * total_us):
+        return True
     least_us, share = _LEAST_SAVED_US, _LEAST_SHARE
     if any(reads_panels(node.target) for node in program.nodes):
         least_us, share = _LEAST_SAVED_BESIDE_PANELS_US, _LEAST_SHARE_BESIDE_PANELS
-    return saved_us >= least_us and saved_us >= share * sum(cost.total_us for cost in costs)
+    return saved_us >= least_us and saved_us >= share * total_us

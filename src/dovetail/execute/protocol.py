@@ -92,6 +92,12 @@ class ExecutorList:
             bound.append(executor)
         return ExecutorList(tuple(bound), groups)
 
+    def made_for_speed(self) -> ExecutorList:
+        """The same for programs of which only calls count, not how long it takes until the first one."""
+        found = [getattr(executor, "made_for_speed", None) for executor in self.executors]
+        made = [old if new is None else new() for old, new in zip(self.executors, found, strict=True)]
+        return ExecutorList(tuple(made), self.groups)
+
     def multiplies_panels(self) -> bool:
         """Whether one of them has a kernel for products by weights in panels, as far as it claims nodes one by one."""
         return any(getattr(executor, "multiplies_panels", False) for executor in self.executors)

@@ -52,13 +52,13 @@ def test_native_code_of_frozen_and_loaded_programs(
     answers = calls_counted(monkeypatch)
     monkeypatch.setattr(clusters, "cost_of_call", lambda *_, **__: 0.0)  # models as small as these need none
     model, path = kind().eval(), tmp_path / "m.dovetail"
-    plain = dovetail.freeze(model, (torch.rand(3, *shape),), passes=passes)
+    plain = dovetail.freeze(model, (torch.rand(3, *shape),), passes=passes, executors="aten")
     native = dovetail.freeze(model, (torch.rand(3, *shape),), passes=passes, executors=("native", "aten"))
     assert native.specialized == ()
     native.save(path)
     assert {Path(name).suffix for name in zipfile.ZipFile(path).namelist()} == {".json", ".py", ".safetensors"}
     loaded = dovetail.load(path, executors=("native", "aten"))
-    without = dovetail.load(path)
+    without = dovetail.load(path, executors="aten")
     with torch.no_grad():
         for batch in (1, 2, 5, 17):
             x = torch.rand(batch, *shape)

@@ -37,6 +37,14 @@ class AutoExecutor:
 
     groups = _NONE
 
+    def __init__(self, *, for_speed: bool = False) -> None:
+        """for_speed: calls count, and how long it takes until the first one does not."""
+        self._for_speed = for_speed
+
+    def made_for_speed(self) -> AutoExecutor:
+        """The same, for programs of which only calls count."""
+        return AutoExecutor(for_speed=True)
+
     @property
     def name(self) -> str:
         """The name that it is asked for by."""
@@ -64,6 +72,6 @@ class AutoExecutor:
         self, program: Program, is_free: Callable[[Node], bool], dying: Collection[int] | None = None
     ) -> GroupingExecutor:
         """The native executor for a program whose time goes into calls, where machine code can be made; else itself."""
-        if not is_call_bound(program) or machine.unavailable():
+        if not is_call_bound(program, for_speed=self._for_speed) or machine.unavailable():
             return self
         return native.NativeExecutor().bound_to(program, is_free, dying)

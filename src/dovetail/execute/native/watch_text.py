@@ -22,6 +22,7 @@ import torch
 from dovetail.execute.native.llvm_function import Function
 from dovetail.execute.native.machine import function_of, unavailable
 from dovetail.execute.native.python_functions import maker_of, python_functions
+from dovetail.torch_compat.autograd import version_of
 from dovetail.torch_compat.native_tensors import DATA, DIMS, IS_INFERENCE, SIZES, STRIDES, VERSION, handle_offset
 
 _PYTHON = ("PyBytes_AsString", "PyBool_FromLong", "PyLong_FromLongLong", "PyLong_AsLongLong")
@@ -39,11 +40,9 @@ def watch(pairs: array[int], tensors: Sequence[torch.Tensor]) -> Callable[[int],
     start, count = pairs.buffer_info()
     words = [start, count // 2, len(tensors)]
     for tensor in tensors:
-        version = _NOT_COUNTED if tensor.is_inference() else tensor._version
+        version = _NOT_COUNTED if tensor.is_inference() else version_of(tensor)
         words += [id(tensor) + offset, version, tensor.data_ptr(), tensor.dim(), *tensor.shape, *tensor.stride()]
-    look = make((struct.pack(f"{len(words)}q", *words), pairs))
-
-    return look
+    return make((struct.pack(f"{len(words)}q", *words), pairs))
 
 
 @cache

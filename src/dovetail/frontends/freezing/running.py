@@ -20,6 +20,8 @@ from dovetail.pipeline.panel_layers import over_int8_panels, over_packed, over_p
 
 Finish = Callable[[Folded, ExecutorList], RunnableProgram]
 
+_FOR_SPEED = frozenset({"panels", "prepack"})  # passes for this machine, which somebody has asked for
+
 
 class Running:
     """Code for the programs of methods, bound to the tensors of a pool."""
@@ -34,7 +36,8 @@ class Running:
     ) -> None:
         """finish: for each program of each method, in order, makes code of it. packs: weights are packed."""
         self.frozen = dict(methods)
-        self.executors = executors
+        passed = {name for method in methods.values() for name in method.passes}
+        self.executors = executors if passed.isdisjoint(_FOR_SPEED) else executors.made_for_speed()
         self.methods: dict[str, RunnableMethod] = {}
         self.tensors: dict[str, torch.Tensor] = {}
         self._packs = packs
