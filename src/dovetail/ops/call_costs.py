@@ -15,12 +15,15 @@ import torch
 from dovetail.ir.program import Node, TensorMeta, Value
 from dovetail.ir.sizes import Size
 from dovetail.ops.arguments import arguments_of
+from dovetail.ops.channel_parts import CAT_CHANNELS
+from dovetail.ops.max_pools import MAX_POOL
 from dovetail.ops.packing import reads_panels, rounds_rows, runs_steps
 from dovetail.torch_compat.dispatch import Overload, schema_of, tags_of
 
 _VIEW_US, _CALL_US = 1.0, 3.0
 _SAVED_VIEW_US, _SAVED_POINTWISE_US, _SAVED_PRODUCT_US, _SAVED_KERNEL_US = 0.9, 1.8, 1.5, 4.5
 _SAVED_PANEL_US, _SAVED_LAYER_US = 4.0, 15.0
+_SAVED_IMAGE_US = 5e-4  # of each element that pools read, or parts of images: torch's kernels take that much longer
 _FLOPS_PER_US, _BYTES_PER_US = 5e4, 1.5e4
 _UNKNOWN_SIZE = 16  # what is expected of a symbolic size
 _MOST_ELEMENTS = 1 << 17  # of a product, or of a kernel's tensors: the work is all there is
@@ -54,6 +57,9 @@ def call_cost(node: Node) -> CallCost:
         is_known = all(isinstance(size, int) for meta in results for size in meta.shape)
         saved_us = _SAVED_LAYER_US if runs_steps(node.target) else _SAVED_PANEL_US
         return CallCost(_CALL_US + saved_us + _bytes_us(operands, results), saved_us * is_known)
+    if node.target in (MAX_POOL, CAT_CHANNELS):  # of known sizes
+        saved_us = _SAVED_KERNEL_US + sum(map(_elements, operands)) * _SAVED_IMAGE_US
+        return CallCost(_CALL_US + saved_us + _bytes_us(operands, results), saved_us)
     if not isinstance(node.target, Overload) or not results:
         return CallCost(_CALL_US + _bytes_us(operands, results), 0.0)
     is_within = not {meta.storage for meta in results}.isdisjoint(meta.storage for meta in operands)

@@ -18,6 +18,8 @@ from dovetail.analysis.reads import readers_of
 from dovetail.ir.draft import Draft
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Program, Value, values_in
+from dovetail.ops.channel_parts import CAT_CHANNELS, channel_parts_of
+from dovetail.ops.max_pools import MAX_POOL, max_pool_of
 from dovetail.ops.packed import PACK_CONV, PACK_LINEAR, PackedConv, packed_linear
 from dovetail.ops.packing import runs_steps
 from dovetail.ops.panel_convolutions import (
@@ -77,6 +79,10 @@ def over_panels(program: Program) -> Program:
                 node = _with_sum(draft, node)
         elif is_pixel_mean(node):
             node = replace(node, target=PIXEL_MEAN, args=(node.args[0], *_form_of_mean(node)), kwargs=())
+        elif (parts := channel_parts_of(node)) is not None:
+            node = replace(node, target=CAT_CHANNELS, args=(parts,), kwargs=())
+        elif (pooled := max_pool_of(node)) is not None and not readers.get(node.results()[1]):
+            node = replace(node, target=MAX_POOL, args=pooled, kwargs=(), outputs=node.outputs[:1], unpack=False)
         draft.take(node)
     return draft.finish()
 

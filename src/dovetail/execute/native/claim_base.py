@@ -55,6 +55,11 @@ class OwnKernelBase(PlacedBase):
     element: str
 
     @property
+    def pays_alone(self) -> bool:
+        """Whether a cluster is made for it alone: by itself the node runs a kernel of torch's that takes longer."""
+        return False
+
+    @property
     def own_bytes(self) -> int:
         """What it takes for itself while it runs."""
         return 0

@@ -26,7 +26,7 @@ from dovetail.execute.native.machine import has_pool
 from dovetail.execute.native.memory_text import HANDLE
 from dovetail.execute.native.places import Places
 from dovetail.execute.native.rows import Address, ReadyRow, RowClaim, Storages
-from dovetail.execute.native.runs import Run, reread_storages, runs_of
+from dovetail.execute.native.runs import Run, pays_alone, reread_storages, runs_of
 from dovetail.execute.native.unmade import Unmade, unmade_views
 from dovetail.ir.program import Node, Program, Value, meta_symbols, values_in
 from dovetail.ops.facts import written_values
@@ -157,9 +157,9 @@ class _Memory:
         more than their nodes are left out.
         """
         claims, first, likely = list(run.claims), run.first, len(run.claims)
-        while len(claims) > 1:
+        while len(claims) > 1 or (claims and pays_alone(claims[0])):
             rest = replace(run, first=first, claims=claims)
-            count, made = self._longest(rest, likely)
+            count, made = self._longest(rest, likely) if len(claims) > 1 else (1, self._cluster(rest, claims))
             if made is not None and self._pays(made, claims[:count], rest.views):
                 yield replace(rest, claims=claims[:count])
             first = self.numbers[claims[count - 1].node] + 1  # views in between belong to what follows

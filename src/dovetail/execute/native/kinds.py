@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail.execute.native.casts import CastClaim, cast_claim, cast_row
+from dovetail.execute.native.channel_parts import ChannelPartsClaim, channel_parts_claim, channel_parts_row
 from dovetail.execute.native.claims import Claim, claim_of
 from dovetail.execute.native.convolution_rows import ConvolutionClaim, convolution_claim, convolution_row
 from dovetail.execute.native.copies import CopyClaim, copy_claim, copy_row
 from dovetail.execute.native.int8_rows import Int8Claim, int8_claim, int8_row
 from dovetail.execute.native.kernels import KernelClaim, kernel_claim, kernel_row
 from dovetail.execute.native.loop_rows import loop_row
+from dovetail.execute.native.max_pools import MaxPoolClaim, max_pool_claim, max_pool_row
 from dovetail.execute.native.panel_rows import PanelClaim, panel_claim, panel_row
 from dovetail.execute.native.pixel_means import PixelMeanClaim, pixel_mean_claim, pixel_mean_row
 from dovetail.execute.native.products import ProductClaim, product_claim, product_row
@@ -46,6 +48,8 @@ KINDS: dict[type, RowKind] = {
     RecurrentClaim: RowKind(recurrent_claim, recurrent_row, alone=12.0),
     ConvolutionClaim: RowKind(convolution_claim, convolution_row, alone=4.0),
     PixelMeanClaim: RowKind(pixel_mean_claim, pixel_mean_row, alone=4.0),
+    ChannelPartsClaim: RowKind(channel_parts_claim, channel_parts_row, alone=30.0),
+    MaxPoolClaim: RowKind(max_pool_claim, max_pool_row, alone=30.0),
 }
 """By the type of their claims."""
 

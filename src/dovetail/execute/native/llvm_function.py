@@ -33,6 +33,20 @@ class Function:
         self.line(f"{name} = {text}")
         return name
 
+    def add(self, a: str, b: str) -> str:
+        """A sum of two numbers of 64 bits."""
+        return self.set(f"add i64 {a}, {b}")
+
+    def mul(self, a: str, b: str) -> str:
+        """A product of two numbers of 64 bits."""
+        return self.set(f"mul i64 {a}, {b}")
+
+    def spread(self, kind: str, value: str, lanes: int) -> str:
+        """A vector of one value, so many times."""
+        one = self.set(f"insertelement <{lanes} x {kind}> poison, {kind} {value}, i64 0")
+        zeros = f"<{lanes} x i32> zeroinitializer"
+        return self.set(f"shufflevector <{lanes} x {kind}> {one}, <{lanes} x {kind}> poison, {zeros}")
+
     def memory(self, kind: str, align: int = 8) -> str:
         """Memory of the function's own, a pointer to it."""
         name = f"%m{self._number()}"

@@ -81,43 +81,32 @@ def pixel_mean_text(lanes: int) -> str:
     images, rows, columns, channels = (out.slot("%row", at) for at in range(3, 7))
     divisor = out.slot("%row", 7, "float")
 
-    def times(a: str, b: str) -> str:
-        return out.set(f"mul i64 {a}, {b}")
-
-    def plus(a: str, b: str) -> str:
-        return out.set(f"add i64 {a}, {b}")
-
-    def spread(kind: str, value: str) -> str:
-        one = out.set(f"insertelement <{lanes} x {kind}> poison, {kind} {value}, i64 0")
-        zeros = f"<{lanes} x i32> zeroinitializer"
-        return out.set(f"shufflevector <{lanes} x {kind}> {one}, <{lanes} x {kind}> poison, {zeros}")
-
-    groups = out.set(f"sdiv i64 {plus(channels, str(wide - 1))}, {wide}")
-    jobs, by = times(images, groups), spread("float", divisor)
+    groups = out.set(f"sdiv i64 {out.add(channels, str(wide - 1))}, {wide}")
+    jobs, by = out.mul(images, groups), out.spread("float", divisor, lanes)
     first, end = (
-        out.set(f"sdiv i64 {plus(times(bound, jobs), out.set(f'sub i64 {items}, 1'))}, {items}")
+        out.set(f"sdiv i64 {out.add(out.mul(bound, jobs), out.set(f'sub i64 {items}, 1'))}, {items}")
         for bound in ("%from", "%to")
     )
-    line = times(columns, channels)
+    line = out.mul(columns, channels)
     numbers = ", ".join(f"i64 {n}" for n in range(lanes))
     with out.loop(first, end) as job:
         image, group = (out.set(f"{what} i64 {job}, {groups}") for what in ("sdiv", "srem"))
-        channel = times(group, str(wide))
-        start = out.element("float", x, plus(times(times(image, rows), line), channel))
-        to = out.element("float", made, plus(times(image, channels), channel))
+        channel = out.mul(group, str(wide))
+        start = out.element("float", x, out.add(out.mul(out.mul(image, rows), line), channel))
+        to = out.element("float", made, out.add(out.mul(image, channels), channel))
         left = out.set(f"sub i64 {channels}, {channel}")
         masks = []
         for vector in range(_VECTORS):
-            few = spread("i64", out.set(f"sub i64 {left}, {vector * lanes}"))
+            few = out.spread("i64", out.set(f"sub i64 {left}, {vector * lanes}"), lanes)
             masks.append(out.set(f"icmp slt <{lanes} x i64> <{numbers}>, {few}"))
         sums = [out.variable(v, "zeroinitializer", 64) for _ in masks]
         with out.loop("0", rows) as y:
-            place = times(y, line)
+            place = out.mul(y, line)
             parts = [out.variable(v, "zeroinitializer", 64) for _ in masks]
             with out.loop("0", columns) as column:
-                pixel = plus(place, times(column, channels))
+                pixel = out.add(place, out.mul(column, channels))
                 for vector, part in enumerate(parts):
-                    at = out.element("float", start, plus(pixel, str(vector * lanes)))
+                    at = out.element("float", start, out.add(pixel, str(vector * lanes)))
                     arguments = f"ptr {at}, i32 4, {mask} {masks[vector]}, {v} zeroinitializer"
                     given = out.set(f"call {v} @llvm.masked.load.v{lanes}f32.p0({arguments})")
                     more = out.set(f"fadd {v} {out.load(v, part, 64)}, {given}")

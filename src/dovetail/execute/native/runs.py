@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from dovetail.analysis.reads import is_view
+from dovetail.execute.native.claim_base import OwnKernelBase
 from dovetail.execute.native.computed import ITEM, is_read, is_step
 from dovetail.execute.native.rows import RowClaim
 from dovetail.ir.prim import Prim
@@ -102,8 +103,8 @@ def _has_known_place(shown: Value, of: TensorMeta) -> bool:
 
 
 def runs_of(program: Program, claims: Mapping[Node, RowClaim], may_show: Callable[[Node], bool]) -> list[Run]:
-    """The longest runs, in order, those of a single claim left out. may_show: whether a node may be a view of a run, or
-    a mark within it.
+    """The longest runs, in order, without those of a single claim that does not pay alone. may_show: whether a node may
+    be a view of a run, or a mark within it.
     """
     found: list[Run] = []
     open_: Run | None = None
@@ -134,7 +135,12 @@ def runs_of(program: Program, claims: Mapping[Node, RowClaim], may_show: Callabl
                 open_ = Run(at)
                 found.append(open_)
                 open_.add(at, claim)
-    return [run for run in found if len(run.claims) > 1]
+    return [run for run in found if len(run.claims) > 1 or pays_alone(run.claims[0])]
+
+
+def pays_alone(claim: RowClaim) -> bool:
+    """Whether a cluster is made for a claim alone."""
+    return isinstance(claim, OwnKernelBase) and claim.pays_alone
 
 
 def reread_storages(program: Program) -> Collection[int]:
