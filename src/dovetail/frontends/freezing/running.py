@@ -7,12 +7,14 @@ from dataclasses import replace
 
 import torch
 
+from dovetail.analysis.liveness import simulate_peak
 from dovetail.execute.protocol import ExecutorList, RunnableProgram
 from dovetail.frontends.freezing.method import FrozenMethod, RunnableMethod
 from dovetail.frontends.freezing.pool import Packed, Pool
 from dovetail.frontends.freezing.variant import FrozenGuard, FrozenRunner
 from dovetail.frontends.size_guard import shape_of, strides_of
 from dovetail.frontends.variant_cache import Variant
+from dovetail.memory.kept_pages import keep_pages
 from dovetail.ops.packing import reads_panels
 from dovetail.ops.quantized import computes_in_int8
 from dovetail.pipeline.freezing import Folded, Packing, pack, plan_packing, without_packing
@@ -70,6 +72,10 @@ class Running:
                 self._release(pool, packing, kept)
         if not self.methods:
             self.methods = self._made(folded)
+            if any(
+                reads_panels(node.target) for one in folded for node in one.program.nodes
+            ):  # small blocks, many calls
+                keep_pages(max(simulate_peak(one.program).peak_bytes for one in folded))
         for method in self.methods.values():
             method.bind_tensors(tensors)
         self.tensors = tensors
