@@ -16,6 +16,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from dovetail.errors import CaptureFailed
+
 RECORDING = threading.RLock()
 REPLACING = threading.RLock()  # held while functions of Python's and torch's report; never waited for
 
@@ -101,6 +103,15 @@ class Running:
 
 RUNNING = Running()
 running_alone = RUNNING.alone
+
+
+@contextmanager
+def recording_alone() -> Iterator[None]:
+    """Hold `RECORDING` while no other thread runs a program. Raises: CaptureFailed where that might never be."""
+    with running_alone() as is_alone, RECORDING:
+        if not is_alone:
+            raise CaptureFailed(error="another thread runs a program, and this one is part of a program")
+        yield
 
 
 @contextmanager

@@ -52,7 +52,7 @@ from dovetail.ops.facts import (
     resizes_storage,
 )
 from dovetail.ops.sub_programs import run_with_sub_programs
-from dovetail.reach.frames import unfollowed
+from dovetail.reach.frames import work_on
 from dovetail.torch_compat.autograd import refuse_inference_tensor, version_of
 from dovetail.torch_compat.dispatch import (
     HigherOrder,
@@ -214,7 +214,7 @@ class Recorder(RecordsSparse, RecordsFacts, PlainMode):
     # --- recording ---------------------------------------------------------------------------------------------------
 
     def __torch_dispatch__(self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
-        with nullcontext() if isinstance(func, HigherOrder) else unfollowed():  # sub-programs run the user's code
+        with work_on(func):
             return self._dispatched(func, types, args, kwargs)
 
     def _dispatched(self, func: Any, types: object, args: Sequence[Any], kwargs: Any) -> Any:

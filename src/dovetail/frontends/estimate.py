@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from dovetail.capture.exclusive import RECORDING
+from dovetail.capture.exclusive import RECORDING, recording_alone
 from dovetail.errors import BadOptionValue
 from dovetail.frontends.batch_sizes import batch_of, largest_that_fits, with_batch
 from dovetail.frontends.described_call import Call
@@ -230,7 +230,7 @@ def _figures_of_step(
     name: str, step: Callable[..., Any], state: Any, options: Options, leaves: list[Any], structure: Structure
 ) -> Figures:
     captures = DescribedSteps(VariantCache(name, 1), state, False, options)
-    with RECORDING, without_modes():
+    with recording_alone(), without_modes():
         found = captures.described(StepCall(step, leaves, structure))
         return figures_of_step(found.programs, name, found.state, found.late, options, found.hints)
 
@@ -248,6 +248,7 @@ def _figures_of_forward(
 ) -> Figures:
     with RECORDING, without_modes(), _on_cpu([*_held(target), *leaves]):
         call, recorder, recording = recorded(target, Call.of(target, leaves, structure), None)
+        recorder.put_back()
         everything = call.everything
         roles = [slot.role for slot in call.slots]
         state = [

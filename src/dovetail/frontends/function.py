@@ -127,7 +127,11 @@ class CompiledFunction:
         leaves, structure = flatten_call(args, kwargs)
         with RECORDING:
             if self._cache.find(leaves, structure) is None:
-                self._captures.added(leaves, structure)
+                self._captures.is_call = False
+                try:
+                    self._captures.added(leaves, structure)
+                finally:
+                    self._captures.is_call = True
 
     def record(self, *args: Any, **kwargs: Any) -> tuple[Recording, tuple[int, ...]]:
         """Record for these arguments, without compiling; and how often each of its inputs was passed."""

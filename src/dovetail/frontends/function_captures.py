@@ -19,7 +19,7 @@ from dovetail.frontends.described_call import Call
 from dovetail.frontends.donation import Donation
 from dovetail.frontends.inputs import size_hints
 from dovetail.frontends.lifted_numbers import PLAIN_NUMBERS, ChangingNumbers, LiftedNumbers, NumberGuard
-from dovetail.frontends.recorded_call import all_dims, recorded
+from dovetail.frontends.recorded_call import CallRecorder, all_dims, recorded
 from dovetail.frontends.size_guard import SizeGuard
 from dovetail.frontends.structure import Structure, unflatten
 from dovetail.frontends.variant_cache import Variant, VariantCache
@@ -50,6 +50,7 @@ class FunctionCaptures:
         self._donation = donation
         self._found_modules: list[tuple[str, weakref.ref[torch.nn.Module]]] = []
         self._numbers = ChangingNumbers()
+        self.is_call = True  # False while captures are for no call: what the code changes is put back
 
     def chosen(self, leaves: list[Any], structure: Structure) -> tuple[CompiledGraph, Sequence[Any], Structure] | None:
         """The graph for a call, compiled when it is new, its inputs, and how results are put together.
@@ -100,7 +101,8 @@ class FunctionCaptures:
 
     def recorded(self, leaves: list[Any], structure: Structure) -> tuple[Recording, tuple[int, ...]]:
         """A recording of a call, and how often each of its inputs was passed. Raises: DovetailError."""
-        call, variant, inputs = self._capture(self._described(leaves, structure), unknown_sizes=True)
+        call, recorder, variant, inputs = self._capture(self._described(leaves, structure), unknown_sizes=True)
+        recorder.put_back()
         counts = tuple(sum(other is tensor for other in call.everything) for tensor in inputs)
         return variant.runner.graphs.record_for(inputs), counts
 
@@ -123,15 +125,20 @@ class FunctionCaptures:
         self, call: Call, lifted: LiftedNumbers, *, unknown_sizes: bool = False
     ) -> tuple[FunctionVariant, list[Any]]:
         known = len(call.modules)
-        call, variant, inputs = self._capture(call, unknown_sizes, lifted)
-        variant.runner.graphs.select(inputs)
+        call, recorder, variant, inputs = self._capture(call, unknown_sizes, lifted)
+        is_done = False
+        try:
+            variant.runner.graphs.select(inputs)
+            is_done = self.is_call
+        finally:
+            recorder.done() if is_done else recorder.put_back()
         self._found_modules += [(name, weakref.ref(module)) for name, module in call.modules[known:]]
         return variant, inputs
 
     def _capture(
         self, call: Call, unknown_sizes: bool, lifted: LiftedNumbers = PLAIN_NUMBERS
-    ) -> tuple[Call, FunctionVariant, list[Any]]:
-        """The call, a variant for it, and its inputs. lifted: numbers that are inputs."""
+    ) -> tuple[Call, CallRecorder, FunctionVariant, list[Any]]:
+        """The call, who recorded it, a variant for it, and its inputs. lifted: numbers that are inputs."""
         dims, rules = all_dims if self._options.dynamic else None, decompositions(self._options)
         call, recorder, recording = recorded(
             self._target, call, rules, dims=dims, unknown_sizes=unknown_sizes, lifted=lifted
@@ -141,7 +148,7 @@ class FunctionCaptures:
         given = self._donation.places(args, kwargs, call.everything)
         donated = {recorder.sources.index(place): name for place, name in given.items()}
         hints = size_hints(recording.specs)
-        again = partial(recorder.record, unknown_sizes=unknown_sizes)
+        again = partial(recorder.record_again, unknown_sizes=unknown_sizes)
         graphs = AliasGraphs(recording, again, self._cache.name, self._options, hints, recorder.run, donated)
         declared = [stand_in.declared for stand_in in recording.stand_ins]
         sizes = SizeGuard.of(declared, recording.size_conditions) if self._options.dynamic else None
@@ -150,4 +157,4 @@ class FunctionCaptures:
         guard = CallGuard(
             call, recorder.sources, recorder.reads, recorder.gradients_read, sizes, numbers, recorder.asked
         )
-        return call, Variant(guard, FunctionRunner(graphs, recorder.output_spec)), inputs
+        return call, recorder, Variant(guard, FunctionRunner(graphs, recorder.output_spec)), inputs

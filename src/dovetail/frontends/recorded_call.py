@@ -76,8 +76,7 @@ class CallRecorder:
     inputs after those. facts: what the code was told of these numbers.
     reads: whether all that the code read, while it was recorded, is as it was. gradients_read: inputs whose `.grad` the
     code has read. asked: arguments that code asked for attributes by name. more_modules: by name, that the call was not
-    described with, though the code takes their tensors. changed: what the code has changed and is still to be put back,
-    where nothing is watched.
+    described with, though the code takes their tensors. changed: what the code has changed of Python's objects.
     """
 
     def __init__(
@@ -172,11 +171,30 @@ class CallRecorder:
         with RECORDING, replaced_tensors(self._slots, tensors), self._numbers_put(inputs):
             return self._call(inputs)
 
+    def record_again(self, *args: Any, **keywords: Any) -> Recording:
+        """The same for a call that is made: what the code has changed is that call's doing."""
+        recording = self.record(*args, **keywords)
+        self.done()
+        return recording
+
+    def done(self) -> None:
+        """A call was recorded that is made: what the code has changed stays."""
+        self.changed = []
+
     def put_back(self) -> None:
-        """Let Python's objects be as they were before the recording, where nothing is watched."""
+        """Let Python's objects be as they were before the recording."""
         for change in self.changed:
             change.undo()
         self.changed = []
+
+    @contextmanager
+    def _put_back_on_failure(self) -> Iterator[None]:
+        self.changed = []
+        try:
+            yield
+        except BaseException:
+            self.put_back()
+            raise
 
     def _numbers_put(self, inputs: Sequence[Any]) -> AbstractContextManager[None]:
         """While active, slots hold the numbers among the inputs."""
@@ -203,6 +221,7 @@ class CallRecorder:
             for name, value in held.items():
                 attributes_of(recording.stand_ins[place].seen).setdefault(name, value)
         with (
+            self._put_back_on_failure(),
             replaced_tensors(self._slots, shown, leaves_attributes=not self._watches),
             self._numbers_put([stand_in.seen for stand_in in recording.stand_ins]),
             module_names(recording.origins, self._modules),
@@ -274,9 +293,8 @@ class CallRecorder:
             raise
         if watcher.reads is not None:
             self._codes |= watcher.reads.codes
-        if not self._watches:
-            self.changed = changes
-        else:
+        self.changed = changes
+        if self._watches:
             self.reads.add(watcher.guard(lifted=frozenset(slot.key for slot in self.numbers.slots)))
 
     def _has_written_number(self, stand_ins: Sequence[Any]) -> bool:
@@ -330,7 +348,8 @@ def recorded(
 ) -> tuple[Call, CallRecorder, Recording]:
     """Record a call of a target, and describe it with all modules whose tensors it takes.
 
-    lifted: numbers that are inputs. Whoever does not watch calls `put_back` of the recorder. Raises: DovetailError.
+    lifted: numbers that are inputs. What the code has changed stays until `put_back` of the recorder.
+    Raises: DovetailError.
     """
     while True:
         recorder = CallRecorder(target, call, taken_apart, watches=watches, lifted=lifted)

@@ -112,7 +112,7 @@ def _table_of(owner: Any) -> dict[str, Any] | None:
 def _of_entry(table: dict[str, Any], name: str, old: Any, label: str) -> Iterator[ReadChange]:
     now = dict.get(table, name, MISSING)
     if not _is_same(old, now):
-        put = partial(dict.__delitem__, table, name) if old is MISSING else partial(dict.__setitem__, table, name, old)
+        put = partial(dict.pop, table, name, None) if old is MISSING else partial(dict.__setitem__, table, name, old)
         yield ReadChange(label, old, now, put)
 
 

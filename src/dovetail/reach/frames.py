@@ -6,13 +6,14 @@ calls it; what only serves Python itself (imports, warnings, tracebacks) does no
 
 from __future__ import annotations
 
+import builtins
 import sys
 import threading
 from _lsprof import Profiler
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from enum import Enum, auto
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from dovetail.reach.libraries import FOLLOWED, OURS, is_library_class, is_librar
 from dovetail.reach.outside import RANDOM, Verdict, judge
 from dovetail.reach.values import is_a
 from dovetail.torch_compat.control_flow import GIVES_TO_DYNAMO
+from dovetail.torch_compat.dispatch import HigherOrder
 from dovetail.torch_compat.dynamo import is_running_plainly, not_traced
 from dovetail.torch_compat.settings import print_options, setting_functions, tells_nothing, tells_setting, told_by
 
@@ -279,13 +281,39 @@ class unfollowed:
 
     def __enter__(self) -> None:
         before: Any = sys.getprofile() if _CAN_PAUSE else None
-        self._before = before if getattr(before, "__code__", None) is _FOLLOWING else None
+        self._before = before if type(before) is FunctionType and before.__code__ is _FOLLOWING else None
         if self._before is not None:
             sys.setprofile(None)
 
     def __exit__(self, *_: object) -> None:
         if self._before is not None:
             sys.setprofile(self._before)
+
+
+class own_work(unfollowed):
+    """While active, code that runs is not followed, and functions of Python that report are what they were."""
+
+    __slots__ = ("_reporting",)
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        self._reporting = {name: now for name, plain in _PLAIN.items() if (now := _BUILTINS[name]) is not plain}
+        _BUILTINS.update(_PLAIN)
+
+    def __exit__(self, *_: object) -> None:
+        _BUILTINS.update(self._reporting)
+        super().__exit__()
+
+
+_BUILTINS = vars(builtins)
+_PLAIN = {name: _BUILTINS[name] for name in ("getattr", "hasattr", "setattr", "delattr", "isinstance")}
+
+
+def work_on(operator: Any) -> AbstractContextManager[None]:
+    """What is active while an operator is recorded: sub-programs run the user's code, operators of others may."""
+    if isinstance(operator, HigherOrder):
+        return nullcontext()
+    return own_work() if operator.namespace in ("aten", "prims") else unfollowed()
 
 
 @contextmanager

@@ -383,15 +383,18 @@ def hidden_fakes() -> Iterator[None]:
 @contextmanager
 def naming_classes(class_of: Callable[[torch.Tensor], type]) -> Iterator[None]:
     """While active, `tensor.__class__` of a fake gives other packages what `class_of` does."""
-    own: Any = FakeTensor.__getattribute__
 
-    def read(fake: Any, name: str) -> Any:
-        if name == "__class__" and _package(sys._getframe(1)) not in ("torch", "dovetail"):
-            return class_of(fake)
-        return own(fake, name)
+    def named(fake: Any) -> type:
+        return type(fake) if _package(sys._getframe(1)) in ("torch", "dovetail") else class_of(fake)
 
-    FakeTensor.__getattribute__ = read  # type: ignore[method-assign]
+    class Named(torch.Tensor):
+        """A base of fakes, as nobody can set `__class__` on a class."""
+
+        __class__ = property(named)
+
+    before = FakeTensor.__bases__
+    FakeTensor.__bases__ = (Named,)
     try:
         yield
     finally:
-        del FakeTensor.__getattribute__
+        FakeTensor.__bases__ = before

@@ -180,3 +180,57 @@ def test_refusals_leave_objects_as_before(kind: type[_Model], error: type[Except
     with pytest.raises(error):
         dovetail.freeze(model, (X,))
     assert model.state() == before
+
+
+class _SetsAndDeletes(_Model):
+    def forward(self, x: Tensor) -> Tensor:
+        self.shapes.append(1)
+        self.inner.label = len(self.shapes)
+        del self.calls
+        return x @ self.weight
+
+
+@pytest.mark.parametrize(
+    "door",
+    [
+        lambda model: dovetail.freeze(model, (X,)),
+        lambda model: dovetail.compile(model)(X),
+        lambda model: dovetail.compile(model, example_inputs=(X,)),
+        lambda model: dovetail.estimate(model, X),
+    ],
+)
+def test_a_refusal_at_the_end_leaves_objects_as_before(door: Any) -> None:
+    model = _SetsAndDeletes()
+    before = model.state()
+    with pytest.raises(PythonSideEffect):
+        door(model)
+    assert model.state() == before
+
+
+class _CountsOutside(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = _Counting()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) @ torch.ones(4, 4)
+
+
+class _Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x * self.calls
+
+
+def test_looking_at_a_model_leaves_objects_as_before() -> None:
+    model = _CountsOutside()
+    dovetail.estimate(model, X)
+    compiled = dovetail.compile(model, example_inputs=(X,))
+    dovetail.analyse(model, X)
+    assert model.inner.calls == 0
+    assert [torch.equal(compiled(X), X * k @ torch.ones(4, 4)) for k in (1, 2, 3)] == [True] * 3
+    assert model.inner.calls == 3

@@ -121,8 +121,8 @@ class MethodRecorder:
                 raise NotFreezable(what=self._method, reason=reason, hint=_CHANGES)
         finally:
             recorder.put_back()
-            for change in first:
-                change.undo()
+            recorder.changed = first
+            recorder.put_back()
 
     def _refuse_cache(self, error: PythonSideEffect | UnsupportedOutput, leaves: Sequence[Any]) -> None:
         """Say so where what cannot be recorded is the key-value cache of a model of transformers."""

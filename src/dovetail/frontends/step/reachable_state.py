@@ -155,12 +155,14 @@ class ReachableState:
 
     def slot(self, path: Path) -> Slot:
         """The slot of a path, whatever it holds. Raises: LookupError where nothing leads there."""
-        for container in self._walk.containers:
+        *home, _ = path
+        containers = [container for container in self._walk.containers if container.path == tuple(home)]
+        for container in containers:
             for key in container.keys:
                 if container.path_of(key) == path:
                     return Slot(container, key)
-        for container in self._walk.containers:  # an attribute, or an entry, that is not there now
-            if container.path == path[:-1] and container.kind == "dict":
+        for container in containers:  # an attribute, or an entry, that is not there now
+            if container.kind == "dict":
                 if type(path[-1]) in PLAIN:
                     return Slot(container, path[-1])
                 if type(path[-1]) is tuple:  # a tensor, called by where it is held

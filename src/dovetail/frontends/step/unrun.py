@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.capture.exclusive import RECORDING, replacing, running_alone
+from dovetail.capture.exclusive import recording_alone, replacing
 from dovetail.errors import CaptureFailed
 from dovetail.execute.step import CompiledStepProgram
 from dovetail.frontends.step.captures import StepCaptures
@@ -45,8 +45,8 @@ def record_unrun(
     captures = StepCaptures(VariantCache[StepVariant](name, 1), state, False, options)
     call = StepCall(step, *flatten_call(tuple(args), dict(kwargs)))
     captures.see_first(call)
-    with running_alone() as runs_alone, RECORDING, replacing() as is_alone:
-        if not (is_alone and runs_alone):
+    with recording_alone(), replacing() as is_alone:
+        if not is_alone:
             raise CaptureFailed(error="another thread is recording")
         variant, made_bytes = captures.unrun(call)
     return Unrun(variant.runner.program, made_bytes)
