@@ -30,7 +30,8 @@ _PAD, _CONVOLVE = struct.Struct("14q"), struct.Struct("34q2fq")
 _PADDED_SLOTS, _SLOTS = 11, 33
 _NEW = object()
 _MOST_PLANS = 64  # sizes of images that a node remembers
-_CACHED = 1 << 17  # elements of the input that a chunk of pixels reads, about
+_CACHED, _NEAREST = 1 << 17, 1 << 13  # elements of the input that a chunk of pixels reads, about: see `_passes`
+_SMALL_WEIGHT, _FEWEST_NEAREST = 1 << 18, 36  # elements; pixels of a chunk
 _FEWEST_PIXELS, _FEWEST_JOBS = 48, 16  # of a chunk; of a convolution, for threads to share
 _FULL = 12  # pixels of a chunk are a multiple of it: those of a tile, or some tiles
 _BLOCK = 256  # products that are summed by themselves, about: rounding grows as in `panel_text`
@@ -95,8 +96,9 @@ def planned(
     is_copied = copies or (groups == 1 and any(padding))
     items = items_of(images * rows * columns, inputs * tall * broad, outputs)
     area = (high, wide) if is_copied else (height, width)
-    passes = _passes(images * rows * columns, columns, area[1] * inputs * down, broad * inputs, panels)
     padded = images * high * wide * channels if is_copied else 0
+    is_near = outputs * inputs * tall * broad <= _SMALL_WEIGHT and padded < _LARGE
+    passes = _passes(images * rows * columns, columns, area[1] * inputs * down, broad * inputs, panels, is_near)
     rooms = (0, 0)
     if padded >= _LARGE and not copies:
         lines = _lines_read(passes[0], (rows, columns), (high, down, tall))
@@ -125,11 +127,13 @@ def _lines_read(pixels: int, result: tuple[int, int], lines: tuple[int, int, int
     return (most - 1) * down + tall + images * max(0, high - rows * down)
 
 
-def _passes(pixels: int, columns: int, row_size: int, line: int, panels: int) -> tuple[int, int, int]:
+def _passes(pixels: int, columns: int, row_size: int, line: int, panels: int, is_near: bool) -> tuple[int, int, int]:
     """Pixels of a chunk, and lines of the weight and elements of a line that are summed at a time. row_size: elements
-    of the input behind a row of results. line: elements of a line of the weight.
+    of the input behind a row of results. line: elements of a line of the weight. is_near: what a chunk reads stays in
+    the nearest cache, for the weight, which is read once for each chunk, stays in the next one.
     """
-    in_cache = max(1, _CACHED // row_size) * columns
+    in_cache = max(1, (_NEAREST if is_near else _CACHED) // row_size) * columns
+    in_cache = max(in_cache, _FEWEST_NEAREST if is_near else 1)
     shared = max(_FEWEST_PIXELS, -(-pixels * panels // _FEWEST_JOBS))
     chunk = min(in_cache, shared, MOST_PIXELS)
     chunk = min(pixels, -(-chunk // _FULL) * _FULL, MOST_PIXELS)
