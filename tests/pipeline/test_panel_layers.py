@@ -41,6 +41,7 @@ def _check(recorded: Recorded, program: Program, model: nn.Module, x: torch.Tens
         (nn.Conv2d(16, 32, 3, 2, 1), True),
         (nn.Conv2d(16, 16, 5, 1, 2, groups=16), True),
         (nn.Conv2d(16, 256, 1), True),  # of pixels
+        (nn.Conv2d(640, 4, 1), _IS_WIDE),  # of pixels, and few outputs
         (nn.Conv2d(16, 256, 3, padding=1), _IS_WIDE),  # large
         (nn.Conv2d(16, 33, 3, padding=1), False),  # large, and panels that are half empty
         (nn.Conv2d(16, 32, 3, groups=2), False),
@@ -48,8 +49,9 @@ def _check(recorded: Recorded, program: Program, model: nn.Module, x: torch.Tens
         (nn.Conv2d(16, 32, 1, groups=16), False),  # two outputs for each channel
     ],
 )
-def test_convolutions(layer: nn.Module, is_chosen: bool) -> None:
-    model, x = nn.Sequential(layer, nn.SiLU()).eval(), torch.randn(2, 16, 24, 24).to(memory_format=torch.channels_last)
+def test_convolutions(layer: nn.Conv2d, is_chosen: bool) -> None:
+    model, x = nn.Sequential(layer, nn.SiLU()).eval(), torch.randn(2, layer.in_channels, 24, 24)
+    x = x.to(memory_format=torch.channels_last)
     recorded = record(model, x)
     program, _ = prepack(recorded.program, recorded.constants, recorded.infer)
     made = over_panels(program)
