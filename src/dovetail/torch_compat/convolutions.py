@@ -15,6 +15,8 @@ from typing import Any
 import torch
 
 _FEW, _MANY = 2, 16
+_MOST_KNOWN = 1024
+_KNOWN: dict[tuple[Any, ...], tuple[Sequence[int], Sequence[int], torch.dtype]] = {}  # of layers that come again
 
 
 def convolved_on_fakes(op: object, args: Sequence[Any]) -> torch.Tensor | None:
@@ -27,10 +29,33 @@ def convolved_on_fakes(op: object, args: Sequence[Any]) -> torch.Tensor | None:
     image, *others = args
     if image.device.type != "cpu" or not isinstance(image.shape[0], torch.SymInt) or image.dim() != others[0].dim():
         return None
-    few, many = (torch.ops.aten.convolution.default(_of(image, number), *others) for number in (_FEW, _MANY))
-    if not all(map(_is_one, (*few.shape[1:], *few.stride()), (*many.shape[1:], *many.stride()))):
+    key = _key(image, others)
+    found = _KNOWN.get(key) if key is not None else None
+    if found is None:
+        few, many = (torch.ops.aten.convolution.default(_of(image, number), *others) for number in (_FEW, _MANY))
+        if not all(map(_is_one, (*few.shape[1:], *few.stride()), (*many.shape[1:], *many.stride()))):
+            return None
+        found = few.shape[1:], few.stride(), few.dtype
+        if key is not None:
+            if len(_KNOWN) >= _MOST_KNOWN:
+                _KNOWN.clear()
+            _KNOWN[key] = found
+    shape, stride, dtype = found
+    return image.new_empty_strided((image.shape[0], *shape), stride, dtype=dtype)
+
+
+def _key(image: torch.Tensor, others: Sequence[Any]) -> tuple[Any, ...] | None:
+    """What the result hangs on; None where a size besides the number of images is symbolic."""
+    weight, bias, *numbers = others
+    sizes = (*image.shape[1:], *image.stride(), *weight.shape, *weight.stride())
+    flat = [each for number in numbers for each in (number if isinstance(number, list | tuple) else (number,))]
+    if not all(type(each) is int for each in sizes) or not all(type(each) in (int, bool) for each in flat):
         return None
-    return image.new_empty_strided((image.shape[0], *few.shape[1:]), few.stride(), dtype=few.dtype)
+    tensors = [(each.dtype, each.device, each.requires_grad) for each in (image, weight, bias) if each is not None]
+    around = torch.get_num_threads(), torch.is_grad_enabled(), torch._C._get_mkldnn_enabled()
+    form = [len(number) if isinstance(number, list | tuple) else -1 for number in numbers]
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    return (sizes, image.dim(), tuple(flat), tuple(form), *tensors, bias is None, *around, deterministic)
 
 
 def _of(image: torch.Tensor, number: int) -> torch.Tensor:

@@ -202,7 +202,20 @@ def concrete_layout(tensor: torch.Tensor) -> tuple[tuple[object, ...], tuple[obj
 
 def new_shape_env() -> ShapeEnv:
     """A fresh environment of size symbols."""
-    return symbolic_shapes.ShapeEnv()
+    return _environments()()
+
+
+@cache
+def _environments() -> type[ShapeEnv]:
+    """Those that do not note which line of torch made a symbol or a guard: nobody asks, and to tell torch's lines from
+    others, torch imports its exporter and parts of inductor, which takes half a second.
+    """
+
+    class Sizes(symbolic_shapes.ShapeEnv):
+        def _get_stack_summary(self, is_debug: bool = False, framework_loc: str | None = None) -> tuple[Any, str]:
+            return symbolic_shapes.SLoc(framework_loc, None), ""
+
+    return Sizes
 
 
 @contextmanager

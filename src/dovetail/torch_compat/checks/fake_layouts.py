@@ -22,25 +22,30 @@ _OF_TWO = (
 
 def check_as_laid_out() -> str | None:
     """Results are laid out as kernels do: batch norm over every order of dimensions, paddings, zeros, gradients."""
-    found = []
+    found: list[tuple[str, object, object]] = []
+    op = _aten.native_batch_norm.default
     for x in (torch.ones(2, 5, 4).transpose(1, 2), torch.ones(2, 4, 5, 3).permute(0, 3, 1, 2), torch.ones(3, 2).t()):
         channels = x.shape[1]
         given = (x, None, None, torch.zeros(channels), torch.ones(channels), False, 0.1, 1e-5)
         mode = fakes.new_fake_mode()
         twins = [mode.from_tensor(item) if isinstance(item, torch.Tensor) else item for item in given]
         with mode:
-            made = fake_layouts.as_laid_out(
-                _aten.native_batch_norm.default, twins, _aten.native_batch_norm.default(*twins)
-            )
-        found.append((f"strides {x.stride()}", made[0].stride(), _aten.native_batch_norm.default(*given)[0].stride()))
+            results = op(*twins), fake_layouts.run_on_fakes(op, twins, {})
+            made, quick = (fake_layouts.as_laid_out(op, twins, each) for each in results)
+        found += [(f"{x.stride()}, at once", _seen(one), _seen(other)) for one, other in zip(quick, made, strict=True)]
+        found.append((f"strides {x.stride()}", made[0].stride(), op(*given)[0].stride()))
     mixed = (torch.ones(2, 3, dtype=torch.bfloat16), torch.ones(3), torch.ones(3), None, None, True, 0.1, 1e-5)
     mode = fakes.new_fake_mode()
     twins = [mode.from_tensor(item) if isinstance(item, torch.Tensor) else item for item in mixed]
     with mode:
-        made = fake_layouts.as_laid_out(_aten.native_batch_norm.default, twins, _aten.native_batch_norm.default(*twins))
-    wanted = [one.dtype for one in _aten.native_batch_norm.default(*mixed)]
+        made = fake_layouts.as_laid_out(op, twins, op(*twins))
+    wanted = [one.dtype for one in op(*mixed)]
     found.append(("dtypes of statistics", [one.dtype for one in made], wanted))
     return first_difference(*found, *_layouts_of_one_result())
+
+
+def _seen(tensor: torch.Tensor) -> object:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
 def _layouts_of_one_result() -> list[tuple[str, object, object]]:
