@@ -22,6 +22,7 @@ from dovetail.torch_compat.collectives import (
     finished_work,
     group_in,
     is_boxed_group,
+    is_waiting_for_message,
     name_of_group,
     name_of_reduction,
 )
@@ -29,7 +30,7 @@ from dovetail.torch_compat.dispatch import storage_key
 
 _HINT = (
     "all_reduce, reduce, broadcast, all_gather, all_gather_into_tensor, reduce_scatter, reduce_scatter_tensor, "
-    "all_to_all, all_to_all_single and barrier can be part of a step"
+    "all_to_all, all_to_all_single, gather, scatter, barrier, send and recv can be part of a step"
 )
 _FUNCTIONAL_GROUP = {"all_reduce": 2, "all_reduce_": 2, "broadcast": 2, "broadcast_": 2, "all_gather_into_tensor": 2}
 _FUNCTIONAL_GROUP |= {"all_gather_into_tensor_out": 2, "reduce_scatter_tensor": 3, "all_to_all_single": 3}
@@ -131,6 +132,28 @@ class Collectives:
     def _of_barrier(self, tensor: torch.Tensor, group: str, *_: Any) -> Any:
         ops.BARRIER(group)
         return finished_work()
+
+    def _of_gather(self, outs: Sequence[Sequence[torch.Tensor]], parts: Any, group: str, root: int, *_: Any) -> Any:
+        ops.GATHER(list(outs[0]) if outs else [], parts[0], root, group)
+        return finished_work()
+
+    def _of_scatter(self, outs: Sequence[torch.Tensor], parts: Any, group: str, root: int, *_: Any) -> Any:
+        ops.SCATTER(outs[0], list(parts[0]) if parts else [], root, group)
+        return outs, finished_work()
+
+    def _of_send(self, tensors: Sequence[torch.Tensor], group: str, to: int, tag: int) -> Any:
+        self._refuse_unless_waiting("isend")
+        ops.SEND(tensors[0], to, tag, group)
+        return finished_work()
+
+    def _of_recv(self, tensors: Sequence[torch.Tensor], group: str, of: int, tag: int) -> Any:
+        self._refuse_unless_waiting("irecv")
+        ops.RECEIVE(tensors[0], of, tag, group)
+        return finished_work()
+
+    def _refuse_unless_waiting(self, name: str) -> None:
+        if not is_waiting_for_message():
+            self._refuse(f"calls {name}, which does not wait for the message")
 
     # --- functional collectives -------------------------------------------------------------------------------
 

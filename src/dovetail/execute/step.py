@@ -157,6 +157,11 @@ class CompiledStepProgram:
         """For each process group, which parameters get gradients, where ranks tell each other; see `used_of`."""
         return used_of(self.program.nodes)
 
+    @property
+    def meets_others(self) -> bool:
+        """Whether it takes part in a collective, or in a message between two ranks."""
+        return self.first_collective < len(self.program.nodes)
+
     @cached_property
     def first_collective(self) -> int:
         """The number of the first node that takes part in a collective."""

@@ -7,6 +7,9 @@ reads its result later, in order. None is removed, merged or run again, and thei
 operator of dovetail's own that writes. `passes.overlap` makes two operators of one, between which others run:
 
     t = start_all_reduce_(gradient, "SUM", "0")     ...     wait_(t, [gradient], [], "0")
+
+Messages between two ranks, `send` and `receive_`, keep their place among the collectives. Other ranks know nothing of
+them, and do not agree on them.
 """
 
 from __future__ import annotations
@@ -136,11 +139,39 @@ def _exchange(pg: Any, out: torch.Tensor, given: torch.Tensor, to: Sequence[int]
     return dist.all_to_all_single(out, given, list(to) or None, list(of) or None, pg, async_op=True)
 
 
+def _gather(pg: Any, outs: Sequence[torch.Tensor], part: torch.Tensor, root: int) -> Any:
+    return dist.gather(part, list(outs) or None, group=pg, async_op=True, group_dst=root)
+
+
+def _scatter(pg: Any, out: torch.Tensor, parts: Sequence[torch.Tensor], root: int) -> Any:
+    return dist.scatter(out, list(parts) or None, group=pg, async_op=True, group_src=root)
+
+
+def _send(pg: Any, tensor: torch.Tensor, to: int, tag: int) -> Any:
+    return dist.isend(tensor, group=pg, tag=tag, group_dst=to)
+
+
+def _receive(pg: Any, tensor: torch.Tensor, of: int, tag: int) -> Any:
+    return dist.irecv(tensor, group=pg, tag=tag, group_src=of)
+
+
 def _barrier(pg: Any) -> Any:
     return dist.barrier(pg, async_op=True)
 
 
 _STARTED: dict[Overload, Overload] = {}
+
+
+def _define_message(name: str, arguments: str, start: Callable[..., Any]) -> Any:
+    """The operator that sends or receives a message, and waits for it, as eager mode does."""
+    what = start.__name__.strip("_")
+
+    def run(*given: Any) -> None:
+        *operands, group = given
+        with _failures_named(what, group):
+            start(find_group(group), *operands).wait()
+
+    return define(name, f"({arguments}, str group) -> ()", run, lambda *_: None)
 
 
 def _define(name: str, arguments: str, start: Callable[..., Any]) -> Any:
@@ -186,7 +217,11 @@ SCATTER_FROM = _define("scatter_from_", "Tensor(a!) out, Tensor whole, str op", 
 SCATTER_IN = _define("scatter_in_", "Tensor(a!) out, Tensor(b!) whole, str op", _scatter_in)
 ALL_TO_ALL = _define("all_to_all_", "Tensor(a!)[] outs, Tensor[] parts", _all_to_all)
 EXCHANGE = _define("exchange_", "Tensor(a!) out, Tensor given, int[] to, int[] of", _exchange)
+GATHER = _define("gather_", "Tensor(a!)[] outs, Tensor part, int root", _gather)
+SCATTER = _define("scatter_", "Tensor(a!) out, Tensor[] parts, int root", _scatter)
 BARRIER = _define("barrier", "", _barrier)
+SEND = _define_message("send", "Tensor tensor, int to, int tag", _send)
+RECEIVE = _define_message("receive_", "Tensor(a!) tensor, int of, int tag", _receive)
 WAIT = define("wait_", "(Tensor token, Tensor(a!)[] written, Tensor[] read, str group) -> ()", _wait, lambda *_: None)
 _RUN = {started: op for op, started in _STARTED.items()}
 
@@ -204,14 +239,19 @@ COLLECTIVES = frozenset(
         SCATTER_IN,
         ALL_TO_ALL,
         EXCHANGE,
+        GATHER,
+        SCATTER,
         BARRIER,
+        SEND,
+        RECEIVE,
     }
 )
+_MESSAGES = frozenset({SEND, RECEIVE})
 _OWN_SHAPES = frozenset({ALL_TO_ALL, EXCHANGE})  # each rank may send and get another number of elements
 
 
 def collective_of(node: Node) -> Overload | None:
-    """The collective that a node is, in place or on copies; None if it is none."""
+    """The collective, or message between two ranks, that a node is, in place or on copies; None if it is none."""
     target: Any = node.target
     if isinstance(target, Prim) and isinstance(target.run, FunctionalForm):
         target = target.run.op
@@ -249,7 +289,7 @@ def sequences_of(nodes: Iterable[Node]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for node in nodes:
         op = collective_of(node)
-        if op is not None:
+        if op is not None and op not in _MESSAGES:
             found.setdefault(str(node.args[-1]), []).append(_line(op, node))
     return found
 
@@ -270,6 +310,10 @@ def _line(op: Overload, node: Node) -> str:
         op, operands = ALL_REDUCE, (node.args[0], "SUM")
     if op is SCATTER_IN:
         op = SCATTER_FROM  # they differ in what is left in memory
+    if op is GATHER:
+        operands = node.args[1:-1]  # the others are the root's alone
+    if op is SCATTER:
+        operands = (node.args[0], node.args[2])
     if op is GATHER_OWN:
         op, operands = GATHER_INTO, (node.args[0], f"{_dtype_of(node)}[{node.args[2]}]")
     for operand in operands:
@@ -297,9 +341,9 @@ def scratch_bytes(node: Node, hints: Mapping[str, Number]) -> int:
         [int(evaluate(value.tensor.size_bytes(), OrOne(hints))) for value in values_in(operand) if value.is_tensor]
         for operand in (*node.args, (), ())[:2]
     )
-    if op in (GATHER_INTO, GATHER_OWN, ALL_GATHER):
+    if op in (GATHER_INTO, GATHER_OWN, ALL_GATHER, GATHER):
         return sum(outs)
-    if op is SCATTER_FROM:
+    if op in (SCATTER_FROM, SCATTER):
         return sum(parts)
     if op is REDUCE_SCATTER:
         return sum(parts[1:])
@@ -309,11 +353,11 @@ def scratch_bytes(node: Node, hints: Mapping[str, Number]) -> int:
 def bytes_sent(node: Node) -> int:
     """The bytes that a rank hands to a collective, 0 where sizes are not known."""
     op = collective_of(node)
-    if op is None or op is BARRIER:
+    if op in (None, BARRIER, RECEIVE):
         return 0
     if op is GATHER_OWN:
         length = node.args[2]
         return length * _dtype_of(node).itemsize if isinstance(length, int) else 0
-    given = node.args[0] if op in (ALL_REDUCE, ALL_REDUCE_USED, REDUCE, BROADCAST) else node.args[1]
+    given = node.args[0] if op in (ALL_REDUCE, ALL_REDUCE_USED, REDUCE, BROADCAST, SEND) else node.args[1]
     sizes = [value.tensor.size_bytes() for value in values_in(given) if value.is_tensor]
     return sum(size for size in sizes if isinstance(size, int))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache, wraps
+from inspect import unwrap
+from types import FrameType
 from typing import Any
 
 import torch
@@ -45,6 +48,7 @@ def name_of_group(group: Any) -> str:
     return name
 
 
+_WAITING = frozenset(unwrap(function).__code__ for function in (dist.send, dist.recv)) if is_available else frozenset()
 _BETWEEN_TWO = ("send", "recv_", "recv_any_source_", "isend", "irecv", "batch_p2p_ops", "check_for_nan")
 
 
@@ -59,6 +63,14 @@ def group_of_operator(func: Any, args: Sequence[Any]) -> str | None:
     names = [argument.name for argument in func._schema.arguments]
     held = args[names.index("group_name")] if "group_name" in names else None
     return None if held is None else name_of_group(group_in(held))
+
+
+def is_waiting_for_message() -> bool:
+    """Whether code of this thread is in `send` or `recv`, which wait until the message is there."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code not in _WAITING:
+        frame = frame.f_back
+    return frame is not None
 
 
 def start_to_gather(numbers: Sequence[int], group: Any) -> tuple[Any, Callable[[], list[list[int]]]]:

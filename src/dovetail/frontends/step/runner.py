@@ -60,7 +60,7 @@ class StepRunner:
     def __post_init__(self) -> None:
         self._pick = picker(self.takes)
         self._leaves_more = bool(self.writes or self.bound or self.filled or self.host_calls)
-        self.takes_turns = bool(self.program.written or self._leaves_more) and not self.program.collectives
+        self.takes_turns = bool(self.program.written or self._leaves_more) and not self.program.meets_others
         self._warns = any(isinstance(call.function, Warned) for call in (*self.host_calls, *(self.next_calls or ())))
 
     def run(self, tensors: Sequence[torch.Tensor], leaves: Sequence[Any], bindings: Bindings) -> Any:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -93,6 +93,29 @@ def check_group_of_operator() -> str | None:
         found = [collectives.group_of_operator(func, args) for func, args in _arrived(group)]
         names = [group.group_name] * 3
     return first_difference(("groups", found, names))
+
+
+class _Waits(_Noted):
+    """waits: whether messages were waited for when they arrived."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[bool] = []
+
+    def __torch_dispatch__(self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        self.waits.append(collectives.is_waiting_for_message())
+        return collectives.finished_work()
+
+
+def check_is_waiting_for_message() -> str | None:
+    """Functions that wait are told from those that do not."""
+    with group_of_one() as group, _Waits() as noted:
+        if group is None:
+            return None
+        group.recv([torch.ones(2)], 0, 0).wait()
+        with suppress(ValueError):  # where it is refused, as this rank is the only one
+            dist.recv(torch.ones(2), 0)
+    return first_difference(("waits", noted.waits, [False, True]))
 
 
 def check_default_group() -> str | None:
@@ -275,6 +298,7 @@ CHECKS = (
     check_is_boxed_group,
     check_name_of_group,
     check_group_of_operator,
+    check_is_waiting_for_message,
     check_add_note_of_group,
     check_done_within,
     check_groups_of_process,
