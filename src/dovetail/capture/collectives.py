@@ -9,14 +9,17 @@ the group, so that a program finds it again; that it is the same one is guarded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
 
 from dovetail.capture.origins import OriginTracker
 from dovetail.errors import UnsupportedDistributed
+from dovetail.ir.program import Origin
 from dovetail.ops import collectives as ops
+from dovetail.ops import messages
 from dovetail.torch_compat.collectives import (
     asks_for_group,
     finished_work,
@@ -25,12 +28,15 @@ from dovetail.torch_compat.collectives import (
     is_waiting_for_message,
     name_of_group,
     name_of_reduction,
+    new_work,
+    reductions_noted,
+    waits_noted,
 )
 from dovetail.torch_compat.dispatch import storage_key
 
 _HINT = (
     "all_reduce, reduce, broadcast, all_gather, all_gather_into_tensor, reduce_scatter, reduce_scatter_tensor, "
-    "all_to_all, all_to_all_single, gather, scatter, barrier, send and recv can be part of a step"
+    "all_to_all, all_to_all_single, gather, scatter, barrier, send, recv, isend and irecv can be part of a step"
 )
 _FUNCTIONAL_GROUP = {"all_reduce": 2, "all_reduce_": 2, "broadcast": 2, "broadcast_": 2, "all_gather_into_tensor": 2}
 _FUNCTIONAL_GROUP |= {"all_gather_into_tensor_out": 2, "reduce_scatter_tensor": 3, "all_to_all_single": 3}
@@ -45,10 +51,24 @@ class Collectives:
         self.guard: Callable[[Callable[[], Any]], Any] = _nothing
         self._recorded = recorded
         self._origins = origins
+        self._under_way: list[tuple[Any, Callable[[], Any], Origin]] = []
+
+    @contextmanager
+    def followed(self) -> Iterator[None]:
+        """While active, the step runs. Raises: UnsupportedDistributed, where it leaves a message under way."""
+        with reductions_noted() as self.reductions, waits_noted(self._waited):
+            yield
+        for *_, origin in self._under_way:
+            raise UnsupportedDistributed(
+                what="the step does not wait for a message that it begins to send or to receive",
+                why="a program ends all that it begins",
+                hint="call `wait()` of what isend, irecv or batch_isend_irecv gives, before the step ends",
+                origin=origin,
+            )
 
     def end(self) -> None:
         """Nothing is recorded any more: forget who records."""
-        self._recorded, self.guard = _nothing, _nothing
+        self._recorded, self.guard, self._under_way = _nothing, _nothing, []
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Record what an operator of torch's does. Raises: UnsupportedDistributed."""
@@ -142,18 +162,30 @@ class Collectives:
         return outs, finished_work()
 
     def _of_send(self, tensors: Sequence[torch.Tensor], group: str, to: int, tag: int) -> Any:
-        self._refuse_unless_waiting("isend")
-        ops.SEND(tensors[0], to, tag, group)
-        return finished_work()
+        if is_waiting_for_message():
+            messages.SEND(tensors[0], to, tag, group)
+            return finished_work()
+        token = messages.START_SEND(tensors[0], to, tag, group)
+        return self._begun(lambda: messages.END_SEND(token, tensors[0], group))
 
     def _of_recv(self, tensors: Sequence[torch.Tensor], group: str, of: int, tag: int) -> Any:
-        self._refuse_unless_waiting("irecv")
-        ops.RECEIVE(tensors[0], of, tag, group)
-        return finished_work()
+        if is_waiting_for_message():
+            messages.RECEIVE(tensors[0], of, tag, group)
+            return finished_work()
+        token = messages.START_RECEIVE(tensors[0], of, tag, group)
+        return self._begun(lambda: messages.END_RECEIVE(token, tensors[0], group))
 
-    def _refuse_unless_waiting(self, name: str) -> None:
-        if not is_waiting_for_message():
-            self._refuse(f"calls {name}, which does not wait for the message")
+    def _begun(self, end: Callable[[], Any]) -> Any:
+        work = new_work()
+        self._under_way.append((work, end, self._origins.here()))
+        return work.boxed()
+
+    def _waited(self, work: Any) -> None:
+        """Code waits for work."""
+        ends = [end for begun, end, _ in self._under_way if begun is work]
+        self._under_way = [entry for entry in self._under_way if entry[0] is not work]
+        for end in ends:  # modes are active here, unlike in an operator
+            end()
 
     # --- functional collectives -------------------------------------------------------------------------------
 

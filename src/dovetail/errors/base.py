@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
+from pathlib import Path
 from typing import ClassVar
 
 _ROW_WIDTH = 9
+_OWN = f"{Path(__file__).parent.parent}/"
 
 
 class DovetailWarning(UserWarning):
     """Something worth knowing that does not make the result wrong."""
+
+
+def warn(warning: DovetailWarning | str) -> None:
+    """Issue a warning for the innermost line that is neither dovetail's nor torch's."""
+    folders = _OWN, f"{Path(str(sys.modules['torch'].__file__)).parent}/", "<dovetail"
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and _is_passed_over(frame.f_code.co_filename, folders):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(warning, DovetailWarning if isinstance(warning, str) else None, stacklevel=level)
+
+
+def _is_passed_over(filename: str, folders: tuple[str, ...]) -> bool:
+    return filename.startswith(folders) or filename.endswith("/contextlib.py")
 
 
 class DovetailError(Exception):

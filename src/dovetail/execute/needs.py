@@ -19,7 +19,7 @@ from dovetail.execute.operator_runs import run_calls
 from dovetail.execute.scaled_runs import extrapolate, most_bytes
 from dovetail.ir.program import Node, Program
 from dovetail.ir.sizes import Number, OrOne
-from dovetail.ops.collectives import collective_of, is_started, scratch_bytes
+from dovetail.ops.collectives import collective_of, keeps_scratch, scratch_bytes
 from dovetail.ops.facts import facts_of
 from dovetail.torch_compat.rng import default_generator
 
@@ -114,7 +114,7 @@ def _of_collective(node: Node, hints: Mapping[str, Number]) -> Need:
     """What a collective takes until it is waited for. It is not run: other ranks would have to answer."""
     on_cpu = all(value.tensor.device.type == "cpu" for value in node.operands() if value.is_tensor)
     size = scratch_bytes(node, hints) if on_cpu else 0
-    return Need(kept_bytes=(size,)) if is_started(node) else Need(size)
+    return Need(kept_bytes=(size,)) if keeps_scratch(node) else Need(size)
 
 
 def bytes_before_run(program: Program) -> int:

@@ -20,7 +20,7 @@ import torch
 
 from dovetail.analysis.region import extent_bytes
 from dovetail.errors import InvalidProgram, OffloadFailed, OffloadFailedLate
-from dovetail.errors.warning import warn
+from dovetail.errors.base import warn
 from dovetail.execute.spill_file import SpillFile, UnnamedFile
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Program, Value

@@ -12,7 +12,7 @@ from dovetail.errors import (
     BadOptionValue,
     DataDependentControlFlow,
 )
-from dovetail.errors.warning import warn
+from dovetail.errors.base import warn
 from dovetail.frontends.donation import donated_placeholders
 from dovetail.frontends.inputs import size_hints
 from dovetail.frontends.recorded_graph import GraphRecorder

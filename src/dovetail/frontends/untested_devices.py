@@ -7,7 +7,7 @@ import threading
 import torch
 
 from dovetail.errors import UntestedDevice
-from dovetail.errors.warning import warn
+from dovetail.errors.base import warn
 
 _UNTESTED = ("cuda",)
 _SAID = threading.Lock()  # taken for good once the warning was given

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from dovetail.capture.exclusive import replacing
-from dovetail.errors.warning import warn
+from dovetail.errors.base import warn
 from dovetail.frontends.patience import Patience
 from dovetail.frontends.statistics import Counts, Stats, VariantStats
 from dovetail.frontends.structure import Structure

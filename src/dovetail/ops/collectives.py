@@ -8,8 +8,8 @@ operator of dovetail's own that writes. `passes.overlap` makes two operators of 
 
     t = start_all_reduce_(gradient, "SUM", "0")     ...     wait_(t, [gradient], [], "0")
 
-Messages between two ranks, `send` and `receive_`, keep their place among the collectives. Other ranks know nothing of
-them, and do not agree on them.
+Messages between two ranks (`ops.messages`) keep their place among the collectives. Other ranks know nothing of them,
+and do not agree on them.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dovetail.errors import CollectiveFailed, DovetailError
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Value, values_in
 from dovetail.ir.sizes import Number, OrOne, evaluate
 from dovetail.ops.custom import define
+from dovetail.ops.messages import MESSAGES, SEND, START_RECEIVE, START_SEND, WORK, failures_named, new_token
 from dovetail.ops.prims import FunctionalForm
 from dovetail.torch_compat.collectives import (
     find_group,
@@ -63,7 +63,7 @@ def ask_before(group: str) -> None:
 
 def _begin(what: str, group: str, start: Callable[[Any], Any]) -> Any:
     """Work of a group that is under way; None where this process has nothing to do with it."""
-    with _failures_named(what, group):
+    with failures_named(what, group):
         ask_before(group)
         return start(find_group(group))
 
@@ -72,22 +72,12 @@ def _finish(what: str, group: str, work: Any) -> None:
     """Wait for work of a group."""
     if work is None:
         return
-    with _failures_named(what, group):
+    with failures_named(what, group):
         wait = getattr(_ASKED, "wait", None)
         if wait is None:
             work.wait()
         else:
             wait(group, work)
-
-
-@contextmanager
-def _failures_named(what: str, group: str) -> Iterator[None]:
-    try:
-        yield
-    except (RuntimeError, LookupError) as error:
-        if isinstance(error, DovetailError):
-            raise
-        raise CollectiveFailed(operator=what, group=group, error=f"{type(error).__name__}: {error}") from error
 
 
 def _all_reduce(pg: Any, tensor: torch.Tensor, op: str) -> Any:
@@ -147,31 +137,11 @@ def _scatter(pg: Any, out: torch.Tensor, parts: Sequence[torch.Tensor], root: in
     return dist.scatter(out, list(parts) or None, group=pg, async_op=True, group_src=root)
 
 
-def _send(pg: Any, tensor: torch.Tensor, to: int, tag: int) -> Any:
-    return dist.isend(tensor, group=pg, tag=tag, group_dst=to)
-
-
-def _receive(pg: Any, tensor: torch.Tensor, of: int, tag: int) -> Any:
-    return dist.irecv(tensor, group=pg, tag=tag, group_src=of)
-
-
 def _barrier(pg: Any) -> Any:
     return dist.barrier(pg, async_op=True)
 
 
 _STARTED: dict[Overload, Overload] = {}
-
-
-def _define_message(name: str, arguments: str, start: Callable[..., Any]) -> Any:
-    """The operator that sends or receives a message, and waits for it, as eager mode does."""
-    what = start.__name__.strip("_")
-
-    def run(*given: Any) -> None:
-        *operands, group = given
-        with _failures_named(what, group):
-            start(find_group(group), *operands).wait()
-
-    return define(name, f"({arguments}, str group) -> ()", run, lambda *_: None)
 
 
 def _define(name: str, arguments: str, start: Callable[..., Any]) -> Any:
@@ -184,27 +154,22 @@ def _define(name: str, arguments: str, start: Callable[..., Any]) -> Any:
 
     def begin(*given: Any) -> torch.Tensor:
         *operands, group = given
-        token = _token()
-        setattr(token, _WORK, (what, _begin(what, group, lambda pg: start(pg, *operands))))
+        token = new_token()
+        setattr(token, WORK, (what, _begin(what, group, lambda pg: start(pg, *operands))))
         return token
 
     given = f"({arguments}, str group)" if arguments else "(str group)"
     op = define(name, f"{given} -> ()", run, lambda *_: None)
     if arguments:
-        _STARTED[op] = define(f"start_{name}", f"{given} -> Tensor", begin, lambda *_: _token())
+        _STARTED[op] = define(f"start_{name}", f"{given} -> Tensor", begin, lambda *_: new_token())
     return op
 
 
-def _token() -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8)
-
-
 def _wait(token: torch.Tensor, written: Sequence[torch.Tensor], read: Sequence[torch.Tensor], group: str) -> None:
-    what, work = vars(token).pop(_WORK)
+    what, work = vars(token).pop(WORK)
     _finish(what, group, work)
 
 
-_WORK = "_dovetail_work"
 ALL_REDUCE = _define("all_reduce_", "Tensor(a!) tensor, str op", _all_reduce)
 ALL_REDUCE_USED = _define("all_reduce_used_", "Tensor(a!) tensor, str used", _all_reduce_used)
 REDUCE = _define("reduce_", "Tensor(a!) tensor, int root, str op", _reduce)
@@ -220,8 +185,6 @@ EXCHANGE = _define("exchange_", "Tensor(a!) out, Tensor given, int[] to, int[] o
 GATHER = _define("gather_", "Tensor(a!)[] outs, Tensor part, int root", _gather)
 SCATTER = _define("scatter_", "Tensor(a!) out, Tensor[] parts, int root", _scatter)
 BARRIER = _define("barrier", "", _barrier)
-SEND = _define_message("send", "Tensor tensor, int to, int tag", _send)
-RECEIVE = _define_message("receive_", "Tensor(a!) tensor, int of, int tag", _receive)
 WAIT = define("wait_", "(Tensor token, Tensor(a!)[] written, Tensor[] read, str group) -> ()", _wait, lambda *_: None)
 _RUN = {started: op for op, started in _STARTED.items()}
 
@@ -242,11 +205,9 @@ COLLECTIVES = frozenset(
         GATHER,
         SCATTER,
         BARRIER,
-        SEND,
-        RECEIVE,
+        *MESSAGES,
     }
 )
-_MESSAGES = frozenset({SEND, RECEIVE})
 _OWN_SHAPES = frozenset({ALL_TO_ALL, EXCHANGE})  # each rank may send and get another number of elements
 
 
@@ -265,8 +226,13 @@ def gathers(node: Node) -> bool:
 
 
 def is_started(node: Node) -> bool:
-    """Whether a node starts a collective and does not wait for it."""
+    """Whether a node starts a collective and does not wait for it, and `wait_` does."""
     return node.target in _RUN
+
+
+def keeps_scratch(node: Node) -> bool:
+    """Whether what a node takes besides is kept until somebody waits."""
+    return is_started(node) or node.target is START_RECEIVE
 
 
 def started_apart(node: Node, token: Value) -> tuple[Node, Node] | None:
@@ -289,7 +255,7 @@ def sequences_of(nodes: Iterable[Node]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for node in nodes:
         op = collective_of(node)
-        if op is not None and op not in _MESSAGES:
+        if op is not None and op not in MESSAGES:
             found.setdefault(str(node.args[-1]), []).append(_line(op, node))
     return found
 
@@ -341,6 +307,8 @@ def scratch_bytes(node: Node, hints: Mapping[str, Number]) -> int:
         [int(evaluate(value.tensor.size_bytes(), OrOne(hints))) for value in values_in(operand) if value.is_tensor]
         for operand in (*node.args, (), ())[:2]
     )
+    if op is START_RECEIVE:
+        return sum(outs)
     if op in (GATHER_INTO, GATHER_OWN, ALL_GATHER, GATHER):
         return sum(outs)
     if op in (SCATTER_FROM, SCATTER):
@@ -353,11 +321,11 @@ def scratch_bytes(node: Node, hints: Mapping[str, Number]) -> int:
 def bytes_sent(node: Node) -> int:
     """The bytes that a rank hands to a collective, 0 where sizes are not known."""
     op = collective_of(node)
-    if op in (None, BARRIER, RECEIVE):
+    if op in (None, BARRIER) or (op in MESSAGES and op not in (SEND, START_SEND)):
         return 0
     if op is GATHER_OWN:
         length = node.args[2]
         return length * _dtype_of(node).itemsize if isinstance(length, int) else 0
-    given = node.args[0] if op in (ALL_REDUCE, ALL_REDUCE_USED, REDUCE, BROADCAST, SEND) else node.args[1]
+    given = node.args[0] if op in (ALL_REDUCE, ALL_REDUCE_USED, REDUCE, BROADCAST, SEND, START_SEND) else node.args[1]
     sizes = [value.tensor.size_bytes() for value in values_in(given) if value.is_tensor]
     return sum(size for size in sizes if isinstance(size, int))

@@ -250,8 +250,34 @@ def gather_parts() -> Callable[..., Any]:
     return getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
-def finished_work() -> Any:
-    """Work that is done, boxed: what an operator hands back that ran, or was recorded, at once."""
+def new_work() -> Any:
+    """Work that is done. Code that calls the operator which hands it back, boxed, gets this object."""
     future: Any = torch.futures.Future()
     future.set_result([])
-    return torch._C._distributed_c10d._create_work_from_future(future).boxed()
+    return torch._C._distributed_c10d._create_work_from_future(future)
+
+
+def finished_work() -> Any:
+    """Work that is done, boxed: what an operator hands back that ran, or was recorded, at once."""
+    return new_work().boxed()
+
+
+@contextmanager
+def waits_noted(on_wait: Callable[[Any], None]) -> Iterator[None]:
+    """While active, `on_wait` gets work that code of this thread waits for."""
+    if not is_available:
+        yield
+        return
+    thread, own = threading.get_ident(), dist.Work.wait
+
+    @wraps(own)
+    def wait(work: Any, *timeout: Any, **named: Any) -> Any:
+        if threading.get_ident() == thread:
+            on_wait(work)
+        return own(work, *timeout, **named)
+
+    dist.Work.wait = wait  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        dist.Work.wait = own  # type: ignore[method-assign]

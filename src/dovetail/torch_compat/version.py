@@ -14,7 +14,7 @@ import torch
 
 from dovetail.deferred import deferred
 from dovetail.errors import UnsupportedTorchVersion
-from dovetail.errors.warning import warn
+from dovetail.errors.base import warn
 
 if TYPE_CHECKING:
     from dovetail.torch_compat import selfcheck

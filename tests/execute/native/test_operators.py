@@ -254,6 +254,7 @@ def test_probes_refuse_other_formulas(name: str, wrong: Any) -> None:
     target = getattr(aten, name).default
     question = Question(target, (wrong,), torch.float32, (("self", ARRAY),), (), "")
     wanted = torch.randn(10_000, generator=torch.Generator().manual_seed(0)).abs()
+    wanted = torch.cat([wanted, wanted * 2.0**-122])  # some library rounds small numbers alone otherwise
     is_ieee = torch.equal(wanted.sqrt(), wanted.double().sqrt().float())
     assert (formula_of(question) is not None) is (name == "sqrt" and is_ieee)
 

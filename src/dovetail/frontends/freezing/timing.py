@@ -15,7 +15,7 @@ import torch
 
 from dovetail.analysis.paired_ratio import PairedRatio, paired_ratio
 from dovetail.errors import SlowerThanEager
-from dovetail.errors.warning import warn
+from dovetail.errors.base import warn
 from dovetail.frontends.freezing.examples import Example
 from dovetail.frontends.freezing.method import RunnableMethod
 

@@ -58,7 +58,7 @@ from dovetail.reach.changes import ReadChange
 from dovetail.reach.guard import PythonGuard
 from dovetail.reach.stand_ins import StandIns
 from dovetail.reach.watcher import Watcher
-from dovetail.torch_compat.collectives import default_group, reductions_noted
+from dovetail.torch_compat.collectives import default_group
 from dovetail.torch_compat.optimizers import global_step_hook_tables, step_hook_tables
 from dovetail.torch_compat.traced_numbers import is_traced
 
@@ -321,7 +321,7 @@ class StepCapture:
             outside.watched(),
             self._write_only.noted(hosts.note_put),
             self._draws.noted(),
-            reductions_noted() as recording.recorder.collectives.reductions,
+            recording.recorder.collectives.followed(),
             self._watched(),
         ):
             recording.recorder.collectives.guard = self._ask_before_runs

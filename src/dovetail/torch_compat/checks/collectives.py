@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -265,6 +266,35 @@ def check_finished_work() -> str | None:
     )
 
 
+def check_new_work() -> str | None:
+    """Whoever calls an operator gets the work that it hands back."""
+
+    class Handing(PlainMode):
+        def __torch_dispatch__(self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+            made.append(collectives.new_work())
+            return made[-1].boxed()
+
+    made: list[Any] = []
+    with group_of_one() as group, Handing():
+        if group is None:
+            return None
+        found = [group.recv([torch.ones(2)], 0, 0) is made[-1], group.send([torch.ones(2)], 0, 0) is made[-1]]
+    return first_difference(("same", found, [True, True]))
+
+
+def check_waits_noted() -> str | None:
+    """It is noted that work is waited for; then nothing is."""
+    noted: list[Any] = []
+    if not collectives.is_available:
+        return None
+    first, second = collectives.new_work(), collectives.new_work()
+    with collectives.waits_noted(noted.append):
+        first.wait()
+        first.wait(timedelta(seconds=1))
+    second.wait()
+    return first_difference(("noted", [x is first for x in noted], [True, True]))
+
+
 def check_reductions_noted() -> str | None:
     """A reduction is seen while its call is under way; the methods of groups are themselves again afterwards."""
     if not collectives.is_available:
@@ -315,4 +345,6 @@ CHECKS = (
     check_scatter_sums,
     check_gather_parts,
     check_finished_work,
+    check_new_work,
+    check_waits_noted,
 )
