@@ -51,7 +51,7 @@ class Running:
 
     def __exit__(self, *_: object) -> None:
         me = threading.get_ident()
-        depth = self._depths.pop(me) - 1
+        depth = self._depths.pop(me, 1) - 1
         if depth:
             self._depths[me] = depth
         elif self._alone:
@@ -63,7 +63,7 @@ class Running:
         """While active, this thread does not count as one that runs a program: it may wait for another thread."""
         me = threading.get_ident()
         depth = self._depths.pop(me)
-        if self._alone:
+        if self._alone:  # somebody may wait for this thread
             with self._changed:
                 self._changed.notify_all()
         try:
@@ -80,25 +80,24 @@ class Running:
         """
         me = threading.get_ident()
         depth, was_alone = self._depths.get(me, 0), self._alone == me
-        with self._changed:
-            if depth > 1 and not was_alone and (self._alone or len(self._depths) > 1):
-                is_alone = False  # others may wait for what the outer program does
-            else:
-                is_alone = True
+        if depth > 1 and not was_alone and (self._alone or len(self._depths) > 1):
+            yield False  # others may wait for what the outer program does
+            return
+        try:
+            with self._changed:
                 self._depths.pop(me, None)
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._alone in (0, me))
                 self._alone = me
                 self._changed.wait_for(lambda: not self._depths.keys() - {me})
-        try:
-            yield is_alone
+            yield True
         finally:
-            if is_alone:
-                with self._changed:
-                    if depth:
-                        self._depths[me] = depth
-                    self._alone = me if was_alone else 0
-                    self._changed.notify_all()
+            with self._changed:
+                if depth:
+                    self._depths[me] = depth
+                if self._alone == me and not was_alone:
+                    self._alone = 0
+                self._changed.notify_all()
 
 
 RUNNING = Running()

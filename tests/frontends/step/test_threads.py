@@ -81,6 +81,30 @@ def test_steps_that_only_read_run_side_by_side(door: Callable[..., Any]) -> None
     assert not _in_threads(work)
 
 
+def test_questions_with_other_answers() -> None:
+    """A program that asks, and gets another answer, looks for another program, or is captured, in several threads."""
+    model = nn.Linear(8, 4)
+
+    def asks(x: Tensor) -> Any:
+        with torch.no_grad():
+            y = model(x)
+            if y.sum() > 0:
+                return y * 2, float(y.max())
+            return y - 1
+
+    wanted = {n: [asks(x) for x in _batches(n)] for n in range(THREADS)}
+    step = dovetail.compile_step(asks)
+
+    def work(number: int) -> None:
+        for x, expected in zip(_batches(number), wanted[number], strict=True):
+            got = step(x)
+            assert isinstance(got, tuple) is isinstance(expected, tuple)
+            found, other = (got, expected) if isinstance(got, tuple) else ((got,), (expected,))
+            assert all(torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(found, other, strict=True))
+
+    assert not _in_threads(work)
+
+
 class _Box:
     def __init__(self, item: Tensor) -> None:
         self.item = item

@@ -178,7 +178,8 @@ class CompiledStep:
                 captures.did_not_run()
                 captures.missed(variant, miss)
                 tried.append(variant)
-                turn.begin()
+                with RUNNING.suspended():  # whoever's turn it is may wait until this thread runs nothing
+                    turn.begin()
             except NothingWritten as error:  # eager raises what is to be raised
                 captures.did_not_run(str(error.__cause__) if isinstance(error.__cause__, OthersUseMore) else "")
                 return None
@@ -194,6 +195,7 @@ class CompiledStep:
             return found
         with running_alone() as is_alone:
             if not is_alone or self._in_eager_mode:
+                self._captures.did_not_run("another thread runs it meanwhile")
                 return None
             with RECORDING:
                 try:
