@@ -102,6 +102,7 @@ def test_images_with_channels_last_and_of_any_height() -> None:
             assert frozen(x).stride() == model(x).stride()
 
 
+@pytest.mark.filterwarnings("ignore:LSTM with projections")  # said once in a process, by whatever test comes first
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_recurrent_layers_of_any_batch_and_length(kind: type[nn.RNNBase], batch_first: bool) -> None:
