@@ -12,15 +12,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from math import prod
 
+from dovetail.execute.native.channel_vectors import ChannelVectors, row_function, share
 from dovetail.execute.native.claim_base import OwnKernelBase
 from dovetail.execute.native.convolution_rows import is_image
 from dovetail.execute.native.llvm_function import Function
-from dovetail.execute.native.machine import function_of
 from dovetail.execute.native.panel_rows import known_sizes
-from dovetail.execute.native.panels import multiplies_panels, usual_tile
+from dovetail.execute.native.panels import multiplies_panels
 from dovetail.execute.native.rows import Address, Addresses, ReadyRow, Storages
 from dovetail.execute.native.tile_text import ATTRIBUTES
 from dovetail.ir.program import Node, Operand, Value
@@ -67,43 +66,29 @@ def max_pool_row(claims: Sequence[MaxPoolClaim], _: Storages, addresses: Address
     pointers = tuple(addresses.get(value, Address(value)) for value in values)
     items = prod((*claim.sizes[:4], *claim.sizes[6:8]))
     more = struct.pack(f"{len(claim.sizes)}q", *claim.sizes)
-    return ReadyRow(_function(usual_tile().lanes), items, pointers, more=more)
-
-
-@cache
-def _function(lanes: int) -> int:
-    found = function_of(max_pool_text(lanes), _NAME, ())
-    assert found is not None, "it calls nothing"
-    return found
+    return ReadyRow(row_function(_NAME, max_pool_text), items, pointers, more=more)
 
 
 def max_pool_text(lanes: int) -> str:
     """The module, for vectors of so many lanes."""
     out = Function(f"define void @{_NAME}(ptr %row, i64 %from, i64 %to) {ATTRIBUTES}")
-    v, mask = f"<{lanes} x float>", f"<{lanes} x i1>"
+    vectors = ChannelVectors(out, lanes)
+    v, mask = vectors.kind, vectors.mask_kind
     items, made, x = out.slot("%row", 0), out.slot("%row", 1, "ptr"), out.slot("%row", 2, "ptr")
     images, rows, columns, channels, high, wide, *window = (out.slot("%row", at) for at in range(3, 15))
     tall, broad, down, across, above, before = window
-    lines = out.mul(images, rows)
-    first, end = (
-        out.set(f"sdiv i64 {out.add(out.mul(bound, lines), out.set(f'sub i64 {items}, 1'))}, {items}")
-        for bound in ("%from", "%to")
-    )
-    numbers = ", ".join(f"i64 {n}" for n in range(lanes))
+    first, end = share(out, items, out.mul(images, rows))
     with out.loop(first, end) as line:
         image, row = (out.set(f"{what} i64 {line}, {rows}") for what in ("sdiv", "srem"))
         y, y_end = _inside(out, (row, down, above), tall, high)
         start, to = out.mul(image, high), out.mul(line, columns)
         with out.loop("0", columns) as column, out.loop("0", channels, str(lanes)) as c:
             left, right = _inside(out, (column, across, before), broad, wide)
-            few = out.spread("i64", out.set(f"sub i64 {channels}, {c}"), lanes)
-            there = out.set(f"icmp slt <{lanes} x i64> <{numbers}>, {few}")
+            there = vectors.mask(out.set(f"sub i64 {channels}, {c}"))
             most = out.variable(v, "splat (float 0xFFF0000000000000)", 64)
             with out.loop(y, y_end) as y_at, out.loop(left, right) as x_at:
                 pixel = out.add(out.mul(out.add(start, y_at), wide), x_at)
-                at = out.element("float", x, out.add(out.mul(pixel, channels), c))
-                arguments = f"ptr {at}, i32 4, {mask} {there}, {v} zeroinitializer"
-                given = out.set(f"call {v} @llvm.masked.load.v{lanes}f32.p0({arguments})")
+                given = vectors.load(out.element("float", x, out.add(out.mul(pixel, channels), c)), there)
                 former = out.load(v, most, 64)
                 is_more = out.set(f"fcmp ogt {v} {given}, {former}")
                 is_nan = out.set(f"fcmp uno {v} {given}, {given}")
@@ -112,13 +97,9 @@ def max_pool_text(lanes: int) -> str:
                     f"store {v} {out.set(f'select {mask} {taken}, {v} {given}, {v} {former}')}, ptr {most}, align 64"
                 )
             at = out.element("float", made, out.add(out.mul(out.add(to, column), channels), c))
-            found = out.load(v, most, 64)
-            out.line(f"call void @llvm.masked.store.v{lanes}f32.p0({v} {found}, ptr {at}, i32 4, {mask} {there})")
-    return (
-        f"declare {v} @llvm.masked.load.v{lanes}f32.p0(ptr, i32, {mask}, {v})\n"
-        f"declare void @llvm.masked.store.v{lanes}f32.p0({v}, ptr, i32, {mask})\n"
-        "declare i64 @llvm.smin.i64(i64, i64)\ndeclare i64 @llvm.smax.i64(i64, i64)\n"
-    ) + out.finished()
+            vectors.store(out.load(v, most, 64), at, there)
+    limits = "declare i64 @llvm.smin.i64(i64, i64)\ndeclare i64 @llvm.smax.i64(i64, i64)\n"
+    return vectors.declared + limits + out.finished()
 
 
 def _inside(out: Function, place: tuple[str, str, str], size: str, all_: str) -> tuple[str, str]:

@@ -11,14 +11,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 
+from dovetail.execute.native.channel_vectors import ChannelVectors, row_function, share
 from dovetail.execute.native.claim_base import OwnKernelBase
 from dovetail.execute.native.convolution_rows import is_image
 from dovetail.execute.native.llvm_function import Function
-from dovetail.execute.native.machine import function_of
 from dovetail.execute.native.panel_rows import is_in_order, known_sizes
-from dovetail.execute.native.panels import multiplies_panels, usual_tile
+from dovetail.execute.native.panels import multiplies_panels
 from dovetail.execute.native.rows import Address, Addresses, ReadyRow, Storages
 from dovetail.execute.native.tile_text import ATTRIBUTES
 from dovetail.ir.program import Node, Operand, Value
@@ -63,42 +62,34 @@ def pixel_mean_row(claims: Sequence[PixelMeanClaim], _: Storages, addresses: Add
     values = (claim.result, *(value for value in claim.operands if isinstance(value, Value)))
     pointers = tuple(addresses.get(value, Address(value)) for value in values)
     more = struct.pack("4qf4x", images, rows, columns, channels, float(rows * columns))
-    return ReadyRow(_function(usual_tile().lanes), images * rows * columns * channels, pointers, more=more)
-
-
-@cache
-def _function(lanes: int) -> int:
-    found = function_of(pixel_mean_text(lanes), _NAME, ())
-    assert found is not None, "it calls nothing"
-    return found
+    return ReadyRow(
+        row_function(_NAME, pixel_mean_text),
+        images * rows * columns * channels,
+        pointers,
+        more=more,
+    )
 
 
 def pixel_mean_text(lanes: int) -> str:
     """The module, for vectors of so many lanes."""
     out = Function(f"define void @{_NAME}(ptr %row, i64 %from, i64 %to) {ATTRIBUTES}")
-    v, mask, wide = f"<{lanes} x float>", f"<{lanes} x i1>", lanes * _VECTORS
+    vectors, wide = ChannelVectors(out, lanes), lanes * _VECTORS
+    v = vectors.kind
     items, made, x = out.slot("%row", 0), out.slot("%row", 1, "ptr"), out.slot("%row", 2, "ptr")
     images, rows, columns, channels = (out.slot("%row", at) for at in range(3, 7))
     divisor = out.slot("%row", 7, "float")
 
     groups = out.set(f"sdiv i64 {out.add(channels, str(wide - 1))}, {wide}")
     jobs, by = out.mul(images, groups), out.spread("float", divisor, lanes)
-    first, end = (
-        out.set(f"sdiv i64 {out.add(out.mul(bound, jobs), out.set(f'sub i64 {items}, 1'))}, {items}")
-        for bound in ("%from", "%to")
-    )
+    first, end = share(out, items, jobs)
     line = out.mul(columns, channels)
-    numbers = ", ".join(f"i64 {n}" for n in range(lanes))
     with out.loop(first, end) as job:
         image, group = (out.set(f"{what} i64 {job}, {groups}") for what in ("sdiv", "srem"))
         channel = out.mul(group, str(wide))
         start = out.element("float", x, out.add(out.mul(out.mul(image, rows), line), channel))
         to = out.element("float", made, out.add(out.mul(image, channels), channel))
         left = out.set(f"sub i64 {channels}, {channel}")
-        masks = []
-        for vector in range(_VECTORS):
-            few = out.spread("i64", out.set(f"sub i64 {left}, {vector * lanes}"), lanes)
-            masks.append(out.set(f"icmp slt <{lanes} x i64> <{numbers}>, {few}"))
+        masks = [vectors.mask(out.set(f"sub i64 {left}, {vector * lanes}")) for vector in range(_VECTORS)]
         sums = [out.variable(v, "zeroinitializer", 64) for _ in masks]
         with out.loop("0", rows) as y:
             place = out.mul(y, line)
@@ -107,20 +98,12 @@ def pixel_mean_text(lanes: int) -> str:
                 pixel = out.add(place, out.mul(column, channels))
                 for vector, part in enumerate(parts):
                     at = out.element("float", start, out.add(pixel, str(vector * lanes)))
-                    arguments = f"ptr {at}, i32 4, {mask} {masks[vector]}, {v} zeroinitializer"
-                    given = out.set(f"call {v} @llvm.masked.load.v{lanes}f32.p0({arguments})")
-                    more = out.set(f"fadd {v} {out.load(v, part, 64)}, {given}")
+                    more = out.set(f"fadd {v} {out.load(v, part, 64)}, {vectors.load(at, masks[vector])}")
                     out.line(f"store {v} {more}, ptr {part}, align 64")
             for whole, part in zip(sums, parts, strict=True):
                 more = out.set(f"fadd {v} {out.load(v, whole, 64)}, {out.load(v, part, 64)}")
                 out.line(f"store {v} {more}, ptr {whole}, align 64")
         for vector, whole in enumerate(sums):
             mean = out.set(f"fdiv {v} {out.load(v, whole, 64)}, {by}")
-            at = out.element("float", to, str(vector * lanes))
-            out.line(
-                f"call void @llvm.masked.store.v{lanes}f32.p0({v} {mean}, ptr {at}, i32 4, {mask} {masks[vector]})"
-            )
-    return (
-        f"declare {v} @llvm.masked.load.v{lanes}f32.p0(ptr, i32, {mask}, {v})\n"
-        f"declare void @llvm.masked.store.v{lanes}f32.p0({v}, ptr, i32, {mask})\n"
-    ) + out.finished()
+            vectors.store(mean, out.element("float", to, str(vector * lanes)), masks[vector])
+    return vectors.declared + out.finished()
