@@ -14,8 +14,6 @@ _LEAST_SAVED_US = 25.0  # of a call. A process needs about a quarter of a second
 _LEAST_SHARE = 0.1
 _LEAST_SAVED_BESIDE_PANELS_US = 8.0  # what makes machine code is there already
 _LEAST_SHARE_BESIDE_PANELS = 0.01
-
-
 _LEAST_SAVED_FOR_SPEED_US, _LEAST_SHARE_FOR_SPEED = 2.0, 0.25
 
 

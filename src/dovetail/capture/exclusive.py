@@ -4,7 +4,7 @@ While a program is recorded, its modules hold fake tensors, for every thread. So
 recording may hold in its hands, holds this lock (`RECORDING`); compiled programs run without it.
 
 While a step is recorded, its tensors themselves are fake, for every thread that holds them. So programs run beside each
-other (`RUNNING`), but not beside that (`running_alone`).
+other (`RUNNING`), but not beside that (`RUNNING.alone`).
 
 A step that is watched in eager mode may wait for other threads. So whoever would watch, or record, while another thread
 does (`REPLACING`), runs the code as it is, and does it in a later call.
@@ -101,13 +101,12 @@ class Running:
 
 
 RUNNING = Running()
-running_alone = RUNNING.alone
 
 
 @contextmanager
 def recording_alone() -> Iterator[None]:
     """Hold `RECORDING` while no other thread runs a program. Raises: CaptureFailed where that might never be."""
-    with running_alone() as is_alone, RECORDING:
+    with RUNNING.alone() as is_alone, RECORDING:
         if not is_alone:
             raise CaptureFailed(error="another thread runs a program, and this one is part of a program")
         yield

@@ -131,7 +131,10 @@ class FunctionCaptures:
             variant.runner.graphs.select(inputs)
             is_done = self.is_call
         finally:
-            recorder.done() if is_done else recorder.put_back()
+            if is_done:
+                recorder.done()
+            else:
+                recorder.put_back()
         self._found_modules += [(name, weakref.ref(module)) for name, module in call.modules[known:]]
         return variant, inputs
 

@@ -40,6 +40,9 @@ class Prim:
     def __name__(self) -> str:
         return self.name  # torch.fx names nodes and writes code by it
 
+    def __str__(self) -> str:
+        return self.name
+
 
 def draws_numbers(op: Overload) -> bool:
     """Whether an operator draws from a random generator."""

@@ -307,9 +307,7 @@ def scratch_bytes(node: Node, hints: Mapping[str, Number]) -> int:
         [int(evaluate(value.tensor.size_bytes(), OrOne(hints))) for value in values_in(operand) if value.is_tensor]
         for operand in (*node.args, (), ())[:2]
     )
-    if op is START_RECEIVE:
-        return sum(outs)
-    if op in (GATHER_INTO, GATHER_OWN, ALL_GATHER, GATHER):
+    if op in (GATHER_INTO, GATHER_OWN, ALL_GATHER, GATHER, START_RECEIVE):
         return sum(outs)
     if op in (SCATTER_FROM, SCATTER):
         return sum(parts)

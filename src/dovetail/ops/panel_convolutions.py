@@ -20,7 +20,9 @@ import torch
 
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Value
+from dovetail.ir.sizes import Size
 from dovetail.ops.arguments import arguments_of
+from dovetail.ops.max_pools import is_known_image
 from dovetail.ops.packed import applied, checked_activation
 from dovetail.ops.panels import PACK_PANELS, WIDTH, plain_weight
 from dovetail.torch_compat.fakes import is_fake
@@ -125,12 +127,7 @@ def is_pixel_mean(node: Node) -> bool:
     x = node.args[0] if node.args else None
     if not isinstance(x, Value) or not x.is_tensor or len(node.results()) != 1:
         return False
-    meta, sizes = x.tensor, [size for size in x.tensor.shape if isinstance(size, int)]
-    if len(sizes) != _IMAGE or len(meta.shape) != _IMAGE or meta.dtype is not torch.float32:
-        return False
-    _, channels, height, width = sizes
-    strides = (height * width * channels, 1, width * channels, channels)
-    return tuple(meta.stride) == strides and (_is_mean_of_pixels(node) or _is_pool_of_all(node, (height, width)))
+    return is_known_image(x) and (_is_mean_of_pixels(node) or _is_pool_of_all(node, x.tensor.shape[2:]))
 
 
 def _is_mean_of_pixels(node: Node) -> bool:
@@ -144,7 +141,7 @@ def _is_mean_of_pixels(node: Node) -> bool:
     return len(dims) == len(summed) and tuple(sorted(summed)) == _PIXELS
 
 
-def _is_pool_of_all(node: Node, size: tuple[int, int]) -> bool:
+def _is_pool_of_all(node: Node, size: Sequence[Size]) -> bool:
     if node.target is not torch.ops.aten.avg_pool2d.default:
         return False
     arguments = arguments_of(node)
@@ -155,7 +152,9 @@ def _is_pool_of_all(node: Node, size: tuple[int, int]) -> bool:
         return False
     parts = [*kernel, *kernel][:2]
     is_one = tuple(node.results()[0].tensor.shape[2:]) == (1, 1)
-    return is_one and all(isinstance(part, int) and part >= all_ for part, all_ in zip(parts, size, strict=True))
+    return is_one and all(
+        isinstance(part, int) and isinstance(all_, int) and part >= all_ for part, all_ in zip(parts, size, strict=True)
+    )
 
 
 _PIXELS = (2, 3)

@@ -22,7 +22,6 @@ from dovetail.analysis.inplace_plan import (
     WriteOut,
     WritePart,
 )
-from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Value, symbols_in, values_in
 from dovetail.ir.sizes import Number, evaluate
 from dovetail.ops.facts import ignores_first_contents, is_copy, overwrites
@@ -274,10 +273,10 @@ class _Rows:
         made = list(self.node.results() if results is None else results)
         saved = self._bytes(made) if saves else 0
         name = made[0].name if made else _name(self.node)
-        return InplaceRow(name, _operator(self.node), decision, saved_bytes=saved, origin=str(self.node.origin))
+        return InplaceRow(name, str(self.node), decision, saved_bytes=saved, origin=str(self.node.origin))
 
     def _copy(self, kept: Kept, copied: int, name: str = "") -> InplaceRow:
-        row = InplaceRow(name or _name(self.node), _operator(self.node), COPY, origin=str(self.node.origin))
+        row = InplaceRow(name or _name(self.node), str(self.node), COPY, origin=str(self.node.origin))
         return _with_copy(row, kept, copied)
 
     def _bytes(self, values: Iterable[Value]) -> int:
@@ -318,7 +317,3 @@ def _name(node: Node) -> str:
     if overwrites(node.target) and isinstance(node.args[0], Value):
         return node.args[0].name
     return next((value.name for value in node.results()), "nothing")
-
-
-def _operator(node: Node) -> str:
-    return node.target.name if isinstance(node.target, Prim) else str(node.target)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -72,6 +73,19 @@ class OwnKernelBase(PlacedBase):
     def is_proven(self) -> bool:
         """It is the kernel that the node has by itself."""
         return True
+
+
+@dataclass(frozen=True, slots=True)
+class ImageClaim(OwnKernelBase):
+    """A claim on a node over images with channels last. sizes: as in the row, where it has some."""
+
+    node: Node
+    operands: tuple[Operand, ...]
+    result: Value
+    sizes: tuple[int, ...] = ()
+    into: Value | None = None
+    layout: None = None
+    element: str = "i8"
 
 
 class ClaimBase(PlacedBase):

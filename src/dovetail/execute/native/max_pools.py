@@ -11,34 +11,26 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 
 from dovetail.execute.native.channel_vectors import ChannelVectors, row_function, share
-from dovetail.execute.native.claim_base import OwnKernelBase
+from dovetail.execute.native.claim_base import ImageClaim
 from dovetail.execute.native.convolution_rows import is_image
 from dovetail.execute.native.llvm_function import Function
 from dovetail.execute.native.panel_rows import known_sizes
 from dovetail.execute.native.panels import multiplies_panels
 from dovetail.execute.native.rows import Address, Addresses, ReadyRow, Storages
 from dovetail.execute.native.tile_text import ATTRIBUTES
-from dovetail.ir.program import Node, Operand, Value
+from dovetail.ir.program import Node, Value
 from dovetail.ops.max_pools import MAX_POOL
 
 _NAME = "max_pool"
 
 
-@dataclass(frozen=True, slots=True)
-class MaxPoolClaim(OwnKernelBase):
-    """See `rows.RowClaim`. sizes: as in the row."""
+class MaxPoolClaim(ImageClaim):
+    """See `rows.RowClaim`."""
 
-    node: Node
-    operands: tuple[Operand, ...]
-    result: Value
-    sizes: tuple[int, ...]
-    into: Value | None = None
-    layout: None = None
-    element: str = "i8"
+    __slots__ = ()
 
     @property
     def pays_alone(self) -> bool:

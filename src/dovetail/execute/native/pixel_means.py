@@ -10,34 +10,26 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from dovetail.execute.native.channel_vectors import ChannelVectors, row_function, share
-from dovetail.execute.native.claim_base import OwnKernelBase
+from dovetail.execute.native.claim_base import ImageClaim
 from dovetail.execute.native.convolution_rows import is_image
 from dovetail.execute.native.llvm_function import Function
 from dovetail.execute.native.panel_rows import is_in_order, known_sizes
 from dovetail.execute.native.panels import multiplies_panels
 from dovetail.execute.native.rows import Address, Addresses, ReadyRow, Storages
 from dovetail.execute.native.tile_text import ATTRIBUTES
-from dovetail.ir.program import Node, Operand, Value
+from dovetail.ir.program import Node, Value
 from dovetail.ops.panel_convolutions import PIXEL_MEAN
 
 _NAME = "pixel_mean"
 _VECTORS = 4  # whose sums are in registers
 
 
-@dataclass(frozen=True, slots=True)
-class PixelMeanClaim(OwnKernelBase):
+class PixelMeanClaim(ImageClaim):
     """See `rows.RowClaim`. sizes: images, rows, columns, channels."""
 
-    node: Node
-    operands: tuple[Operand, ...]
-    result: Value
-    sizes: tuple[int, int, int, int]
-    into: Value | None = None
-    layout: None = None
-    element: str = "i8"
+    __slots__ = ()
 
 
 def pixel_mean_claim(node: Node) -> PixelMeanClaim | None:

@@ -19,8 +19,7 @@ from dovetail.frontends.freezing.pool import Pool
 from dovetail.frontends.freezing.record import MethodRecorder, Recorded
 from dovetail.frontends.freezing.shapes import FreeSizes
 from dovetail.ir.draft import Draft
-from dovetail.ir.prim import Prim
-from dovetail.ir.program import Node, Operand, Program, ScalarMeta, Target, Value, map_leaves
+from dovetail.ir.program import Node, Operand, Program, ScalarMeta, Value, map_leaves
 from dovetail.ir.sizes import Number, Scalar, SizeExpr, evaluate
 from dovetail.passes.no_ops import remove_no_ops
 
@@ -211,18 +210,14 @@ def difference_at(free: Program, fixed: Program, at: Mapping[str, Number]) -> st
     twins: dict[Value, Value] = dict(zip(free.inputs, fixed.inputs, strict=False))
     for one, other in zip(nodes, others, strict=True):
         if one.target is not other.target or not _same_operands(one, other, twins, at):
-            return f"runs {_name_of(other.target)}, and not {_name_of(one.target)}, from {one.origin}"
+            return f"runs {other.target}, and not {one.target}, from {one.origin}"
         for value, twin in zip(one.outputs, other.outputs, strict=True):
             if value is None or twin is None or not _same_meta(value, twin, at):
                 if value is not twin:
-                    return f"makes another {_name_of(one.target)}, from {one.origin}"
+                    return f"makes another {one.target}, from {one.origin}"
                 continue
             twins[value] = twin
     return ""
-
-
-def _name_of(target: Target) -> str:
-    return target.name if isinstance(target, Prim) else str(target)
 
 
 def _without_idle_views(program: Program) -> Program:

@@ -72,9 +72,7 @@ class Running:
                 self._release(pool, packing, kept)
         if not self.methods:
             self.methods = self._made(folded)
-            if any(
-                reads_panels(node.target) for one in folded for node in one.program.nodes
-            ):  # small blocks, many calls
+            if any(reads_panels(node.target) for one in folded for node in one.program.nodes):  # in many small blocks
                 keep_pages(max(simulate_peak(one.program).peak_bytes for one in folded))
         for method in self.methods.values():
             method.bind_tensors(tensors)

@@ -78,7 +78,7 @@ class StepCaptures:
         self._walks, self._answers, self._put = Walks(), dict[object, Any](), list[tuple[Slot, Any]]()
         self._is_begun, self._is_shown, self._begins_cleared, self.sharded = False, False, True, ShardedModules()
 
-    def see_first(self, call: StepCall) -> None:
+    def begin(self, call: StepCall) -> None:
         """A call begins. Note the arguments of the first one."""
         self._put = []
         if not self._is_begun:

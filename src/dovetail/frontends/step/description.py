@@ -83,7 +83,7 @@ class DescribedSteps(StepCaptures):
 
     def described(self, call: StepCall) -> StepDescription:
         """A description of a call as later calls find it. Nothing runs. Raises: DovetailError; all is as it was."""
-        self.see_first(call)
+        self.begin(call)
         try:
             _, recorded = self._attempted(self._reachable(call), call)
             made = _DescribedState(recorded) if recorded.made else None

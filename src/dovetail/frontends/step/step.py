@@ -14,11 +14,11 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import MethodType
-from typing import Any, Self, TypeAlias, overload
+from typing import Any, Self, overload
 
 import torch
 
-from dovetail.capture.exclusive import RECORDING, RUNNING, is_part_of_a_step, running_alone
+from dovetail.capture.exclusive import RECORDING, RUNNING, is_part_of_a_step
 from dovetail.errors import (
     BadOptionValue,
     CollectiveFailed,
@@ -33,7 +33,7 @@ from dovetail.execute.agreement import Agreement, OthersUseMore
 from dovetail.execute.step import CompiledStepProgram, NothingWritten
 from dovetail.frontends.copies import reduced
 from dovetail.frontends.statistics import Stats
-from dovetail.frontends.step.captures import StepCaptures
+from dovetail.frontends.step.captures import Chosen, StepCaptures
 from dovetail.frontends.step.explanation import StepExplanation, explain_variant
 from dovetail.frontends.step.guard import UNBOUND, StepCall
 from dovetail.frontends.step.many_steps import Progress, run_steps
@@ -52,8 +52,6 @@ from dovetail.torch_compat.dynamo import not_traced
 from dovetail.torch_compat.modes import function_mode_is_active
 from dovetail.torch_compat.swapping import HeldWeakly
 from dovetail.torch_compat.version import ensure_supported_torch
-
-_Chosen: TypeAlias = tuple[StepVariant, list[torch.Tensor]]
 
 _RUNNING_ON = contextlib.nullcontext()
 _ON_UNSUPPORTED = ("raise", "eager")
@@ -156,7 +154,7 @@ class CompiledStep:
         """Find a program for a call, or capture one, and run it; None for eager mode."""
         cache, captures = self._cache, self._captures
         call = StepCall(self._step, *flatten_call(args, kwargs))
-        captures.see_first(call)
+        captures.begin(call)
         tried: list[StepVariant] = []
         while True:
             chosen = self._chosen(call, tried)
@@ -187,13 +185,13 @@ class CompiledStep:
                 captures.did_not_run()
                 raise
 
-    def _chosen(self, call: StepCall, tried: list[StepVariant]) -> _Chosen | None:
+    def _chosen(self, call: StepCall, tried: list[StepVariant]) -> Chosen | None:
         """The program for a call, captured when there is none; None for eager mode."""
         with RECORDING:
             found = self._cache.find(call.leaves, call.structure, tried)
         if found is not None:
             return found
-        with running_alone() as is_alone:
+        with RUNNING.alone() as is_alone:
             if not is_alone or self._in_eager_mode:
                 self._captures.did_not_run("another thread runs it meanwhile")
                 return None

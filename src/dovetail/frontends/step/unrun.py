@@ -44,7 +44,7 @@ def record_unrun(
     name = getattr(step, "__name__", "step")
     captures = StepCaptures(VariantCache[StepVariant](name, 1), state, False, options)
     call = StepCall(step, *flatten_call(tuple(args), dict(kwargs)))
-    captures.see_first(call)
+    captures.begin(call)
     with recording_alone(), replacing() as is_alone:
         if not is_alone:
             raise CaptureFailed(error="another thread is recording")
