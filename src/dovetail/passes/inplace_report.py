@@ -273,10 +273,10 @@ class _Rows:
         made = list(self.node.results() if results is None else results)
         saved = self._bytes(made) if saves else 0
         name = made[0].name if made else _name(self.node)
-        return InplaceRow(name, str(self.node), decision, saved_bytes=saved, origin=str(self.node.origin))
+        return InplaceRow(name, str(self.node.target), decision, saved_bytes=saved, origin=str(self.node.origin))
 
     def _copy(self, kept: Kept, copied: int, name: str = "") -> InplaceRow:
-        row = InplaceRow(name or _name(self.node), str(self.node), COPY, origin=str(self.node.origin))
+        row = InplaceRow(name or _name(self.node), str(self.node.target), COPY, origin=str(self.node.origin))
         return _with_copy(row, kept, copied)
 
     def _bytes(self, values: Iterable[Value]) -> int:
