@@ -272,5 +272,5 @@ def test_explained() -> None:
     compiled = dovetail.compile_step(lambda x: matrix @ x)
     for _ in range(2):
         compiled(torch.ones(NODES, 2))
-    assert "sparse_product" in [str(node.target).split(".")[1] for node in compiled.program.nodes]
+    assert any("sparse_product" in str(node.target) for node in compiled.program.nodes)
     assert "variable matrix.values" in str(compiled.explain())
