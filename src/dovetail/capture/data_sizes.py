@@ -187,9 +187,9 @@ class DataSizes:
                 yield SizeExpr("ge", (expr, 2))
 
     def _noted(self, env: Any) -> Iterator[Scalar]:
-        trees = guard_trees(env)
-        heard, self._heard = self._heard, len(trees)
-        yield from map(tree_to_scalar, trees[heard:])
+        trees = guard_trees(env, self._heard)
+        self._heard += len(trees)
+        yield from map(tree_to_scalar, trees)
 
     def _relied_on(self, env: Any) -> Iterator[Scalar]:
         """What torch will only know when the program runs, with the symbols that stand for its own."""

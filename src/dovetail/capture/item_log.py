@@ -112,6 +112,7 @@ class ItemHints:
     """Hands out logged numbers and results, line by line, in order; the last one again when there are no more.
 
     is_log: a call was logged, and what it did not ask for is as good as any guess. Else nothing may depend on a guess.
+    beyond: how much more than was logged the line has asked for that asked last.
     """
 
     def __init__(
@@ -124,6 +125,7 @@ class ItemHints:
         self._numbers = numbers or {}
         self._sizes = sizes or {}
         self.is_log = is_log
+        self.beyond = 0
         self._next: dict[tuple[str, int] | _SizeKey, int] = {}
 
     def knows(self, origin: Origin) -> bool:
@@ -134,8 +136,7 @@ class ItemHints:
         """The number for the next `.item()` of a line; `otherwise`, or 1 (or True), where nothing was logged."""
         key = (origin.file, origin.line)
         logged = self._numbers.get(key, ())
-        place = self._next.get(key, 0)
-        self._next[key] = place + 1
+        place = self._place(key, len(logged))
         kind = bool if dtype == torch.bool else float if dtype.is_floating_point else int
         fitting = [number for number in (logged[place:] or logged[-1:]) if type(number) is kind]
         return fitting[0] if fitting else kind(1) if otherwise is None else otherwise
@@ -144,9 +145,14 @@ class ItemHints:
         """What an operator gives the next time that a line calls it; () where nothing was logged."""
         key = (origin.file, origin.line, str(func))
         logged = self._sizes.get(key, ())
+        place = self._place(key, len(logged))
+        return next(iter(logged[place:] or logged[-1:]), ())
+
+    def _place(self, key: tuple[str, int] | _SizeKey, count: int) -> int:
         place = self._next.get(key, 0)
         self._next[key] = place + 1
-        return next(iter(logged[place:] or logged[-1:]), ())
+        self.beyond = place + 1 - count
+        return place
 
 
 def results_seen(result: object) -> Results:

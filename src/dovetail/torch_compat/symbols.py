@@ -255,9 +255,9 @@ def sizes_made_in_passing(shape_env: ShapeEnv | None) -> Iterator[None]:
         yield
 
 
-def guard_trees(shape_env: ShapeEnv) -> list[object]:
-    """Every fact that the environment has assumed so far, as expression trees."""
-    return [expression_tree(guard.expr) for guard in shape_env.guards]
+def guard_trees(shape_env: ShapeEnv, first: int = 0) -> list[object]:
+    """Every fact that the environment has assumed so far, from the first one asked for on, as expression trees."""
+    return [expression_tree(guard.expr) for guard in shape_env.guards[first:]]
 
 
 def expected_trees(shape_env: ShapeEnv) -> list[object]:

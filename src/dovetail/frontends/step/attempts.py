@@ -43,7 +43,9 @@ class ContainersRead(ContainersWritten):
 
 
 class StateToMake(Exception):
-    """The step makes what it keeps for later calls. error: what is to be said if it does so again and again."""
+    """A call in eager mode is to come first: the step makes what it keeps for later calls, or goes on for longer over
+    numbers of data than any such call has shown. error: what is to be said if it does so again and again.
+    """
 
     def __init__(self, error: DovetailError) -> None:
         super().__init__()

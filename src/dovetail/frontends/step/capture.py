@@ -204,7 +204,7 @@ class StepCapture:
                     raise ContainersRead(frozenset(self._write_only.read)) from error
                 if isinstance(error, UnsupportedStep) and hosts.calls_search:
                     raise SearchCalled from error
-                if any(error is known for known in outside.to_fill):
+                if recording.recorder.guesses.ran_out or any(error is known for known in outside.to_fill):
                     raise StateToMake(error) from error
                 raise
             trees = Trees(recording, self._reachable.knows)
