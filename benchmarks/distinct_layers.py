@@ -38,7 +38,7 @@ def first_call(count: int, way: str) -> tuple[int, float]:
     """Nodes of the program, and processor seconds of the first call."""
     torch.set_num_threads(1)
     dovetail.compile_step(lambda: torch.ones(2) + 1)()  # what is imported once
-    step = dovetail.compile_step(distinct_layers(count), executors=WAYS[way])
+    step = dovetail.compile_step(distinct_layers(count), **WAYS[way])
     start = time.process_time()
     step()
     return len(step.program.nodes), time.process_time() - start

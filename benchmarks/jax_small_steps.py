@@ -39,16 +39,16 @@ def _apply(p: Tree, x: Array) -> Array:
     return x @ p["w"] + p["b"]
 
 
-def _mlp(width: int, batch: int) -> Problem:
+def _mlp(width: int, batch: int, layers: int = 4) -> Problem:
     x, y = _normal(batch, width), _normal(batch, width)
 
-    def loss(layers: Tree) -> Array:
+    def loss(weights: Tree) -> Array:
         h = x
-        for p in layers:
+        for p in weights:
             h = jax.nn.relu(_apply(p, h))
         return ((h - y) ** 2).mean()
 
-    return [_linear(width, width) for _ in range(4)], loss
+    return [_linear(width, width) for _ in range(layers)], loss
 
 
 def _physics_informed() -> Problem:
@@ -105,6 +105,21 @@ def _convolutional() -> Problem:
         return _cross_entropy(_apply(p["head"], h.reshape(32, 16)), classes)
 
     return {"kernels": kernels, "head": _linear(16, 10)}, loss
+
+
+def _atari() -> Problem:
+    x, classes = _normal(32, 4, 84, 84), jnp.arange(32) % 6
+    strides, sizes = (4, 2, 1), ((32, 4, 8, 8), (64, 32, 4, 4), (64, 64, 3, 3))
+    kernels = [{"w": _normal(*size), "b": jnp.zeros(size[0])} for size in sizes]
+
+    def loss(p: Tree) -> Array:
+        h = x
+        for stride, each in zip(strides, p["kernels"], strict=True):
+            h = jax.nn.relu(jax.lax.conv(h, each["w"], (stride, stride), "VALID") + each["b"][:, None, None])
+        first, second = p["layers"]
+        return _cross_entropy(_apply(second, jax.nn.relu(_apply(first, h.reshape(32, 3136)))), classes)
+
+    return {"kernels": kernels, "layers": [_linear(3136, 512), _linear(512, 6)]}, loss
 
 
 def _deep_q() -> Problem:
@@ -202,9 +217,12 @@ def _updates(count: int, *, is_sgd: bool) -> tuple[Tree, Callable[..., Any]]:
 SMALL_STEPS: dict[str, Callable[[], tuple[Tree, Callable[..., Any]]]] = {
     "mlp 4x64, batch 32": lambda: _trained(_mlp(64, 32)),
     "mlp 4x256, batch 64": lambda: _trained(_mlp(256, 64)),
+    "mlp 12x256, batch 64": lambda: _trained(_mlp(256, 64, 12)),
+    "mlp 4x1024, batch 256": lambda: _trained(_mlp(1024, 256)),
     "PINN, second derivatives": lambda: _trained(_physics_informed()),
     "GRU cell, 32 time steps": lambda: _trained(_recurrent(32)),
     "digits CNN": lambda: _trained(_convolutional()),
+    "Atari CNN": lambda: _trained(_atari()),
     "DQN with a target network": lambda: _trained(_deep_q()),
     "GPT 4x64, 16 tokens": lambda: _trained(_tiny_gpt()),
     "AdamW, 10 tensors": lambda: _updates(10, is_sgd=False),

@@ -1,8 +1,8 @@
-"""What machine code for pointwise nodes gains: small training steps, and optimizers alone, in turns on one thread.
+"""What machine code gains: small training steps, and optimizers alone, in turns on one thread.
 
-Each workload has a process of its own, in which eager mode, a step with `executors=("aten",)` and one with
-`("native", "aten")` are called by turns, and other compilers where they are asked for (`small_peers`). A ratio is the
-median over the rounds of eager's time to the other's.
+Each workload has a process of its own, in which eager mode, a step with `executors=("aten",)`, one with
+`("native", "aten")`, the same with `numerics="fast"`, and other compilers where they are asked for (`small_peers`) are
+called by turns. A ratio is the median over the rounds of eager's time to the other's.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ from benchmarks.tables import write_tables
 from dovetail.inspect.memory import measure_peak
 
 WORKLOADS = tuple(SMALL_STEPS)
-WAYS: dict[str, tuple[str, ...]] = {"eager": (), "aten": ("aten",), "native": ("native", "aten")}
-_HEAD = ["step", "eager, us", "aten, us", "native, us", "eager / aten", "eager / native", "aten / native"]
-_HEAD += [
-    "first call, CPU s: aten",
-    "native",
-    "native, second process",
-    "peak above state, kB: eager",
-    "aten",
-    "native",
-]
-_RATIOS = ("eager / aten", "eager / native", "aten / native")
+_NATIVE: dict[str, Any] = {"executors": ("native", "aten")}
+WAYS: dict[str, dict[str, Any]] = {
+    "eager": {},
+    "aten": {"executors": ("aten",)},
+    "native": _NATIVE,
+    "fast": _NATIVE | {"numerics": "fast"},
+}
+_RATIOS = ("eager / aten", "eager / native", "eager / fast", "aten / native")
+_FIRST = ("aten", "native", "fast")
+_HEAD = ["step", *(f"{way}, us" for way in WAYS), *_RATIOS]
+_HEAD += [f"first call, CPU s: {_FIRST[0]}", *_FIRST[1:], "native, second process"]
+_HEAD += ["peak above state, kB: eager", *list(WAYS)[1:]]
 _TURN, _WARM_UP = 5, 10
 _CACHE, _AGAIN = "DOVETAIL_CACHE_DIR", "again"
 
@@ -74,7 +75,7 @@ def _compiled(name: str, way: str) -> Step:
     def run() -> object:
         return step()
 
-    return dovetail.compile_step(run, executors=WAYS[way])
+    return dovetail.compile_step(run, **WAYS[way])
 
 
 def first_call(step: Step) -> float:
@@ -101,8 +102,7 @@ def measure(name: str, rounds: int, peers: Collection[str] = ()) -> NativeCost:
     with ExitStack() as stack:
         failed = _add_peers(name, peers, turns, first, stack)
         spent = _in_turns(turns, rounds)
-    pairs = [("eager", "aten"), ("eager", "native"), ("aten", "native")]
-    pairs += [("eager", way) for way in turns if way not in WAYS]
+    pairs = [("eager", way) for way in turns if way != "eager"] + [("aten", "native")]
     ratios = {
         f"{one} / {other}": statistics.median(a / b for a, b in zip(spent[one], spent[other], strict=True))
         for one, other in pairs
@@ -169,7 +169,7 @@ def write_native_report(
             row.workload,
             *(f"{row.call_us[way]:,.0f}" for way in WAYS),
             *(f"{row.ratios[ratio]:.2f}" for ratio in _RATIOS),
-            *(f"{row.first_s[way]:.2f}" for way in ("aten", "native")),
+            *(f"{row.first_s[way]:.2f}" for way in _FIRST),
             f"{row.again_s:.2f}",
             *(f"{row.peak_bytes[way] / 1e3:,.1f}" for way in WAYS),
         ]
@@ -177,8 +177,10 @@ def write_native_report(
     ]
     tables: dict[str, tuple[list[str], list[list[str]]]] = {"Native": (_HEAD, cells)}
     if peers:
-        head = ["step", *(f"{way}, us" for way in ("eager", "native", *peers))]
-        head += [f"eager / {way}" for way in ("native", *peers)] + [f"first call, CPU s: {way}" for way in peers]
+        head = ["step", *(f"{way}, us" for way in ("eager", "native", "fast", *peers))]
+        head += [f"eager / {way}" for way in ("native", "fast", *peers)] + [
+            f"first call, CPU s: {way}" for way in peers
+        ]
         tables["Other compilers"] = (head, [_peer_cells(row, peers) for row in rows])
     record: dict[str, Any] = {"rounds": rounds, "rows": [asdict(row) for row in rows]}
     write_tables("native", tables, record, describe_machine("cpu"), out)
@@ -190,9 +192,9 @@ def _peer_cells(row: NativeCost, peers: Sequence[str]) -> list[str]:
     def shown(found: dict[str, float], key: str, form: str) -> str:
         return format(found[key], form) if key in found else "-"
 
-    cells = [row.workload, *(shown(row.call_us, way, ",.0f") for way in ("eager", "native"))]
+    cells = [row.workload, *(shown(row.call_us, way, ",.0f") for way in ("eager", "native", "fast"))]
     cells += [row.failed.get(way, shown(row.call_us, way, ",.0f")) for way in peers]
-    cells += [shown(row.ratios, f"eager / {way}", ".2f") for way in ("native", *peers)]
+    cells += [shown(row.ratios, f"eager / {way}", ".2f") for way in ("native", "fast", *peers)]
     return cells + [shown(row.first_s, way, ".2f") for way in peers]
 
 

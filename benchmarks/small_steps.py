@@ -28,9 +28,9 @@ def trained(model: nn.Module, loss_of: Callable[[], Tensor]) -> Step:
     return step
 
 
-def mlp(width: int, batch: int) -> Step:
-    """Four layers with ReLU, squared error."""
-    model = nn.Sequential(*[layer for _ in range(4) for layer in (nn.Linear(width, width), nn.ReLU())])
+def mlp(width: int, batch: int, layers: int = 4) -> Step:
+    """Some layers with ReLU, squared error."""
+    model = nn.Sequential(*[layer for _ in range(layers) for layer in (nn.Linear(width, width), nn.ReLU())])
     x, y = torch.randn(batch, width), torch.randn(batch, width)
 
     def loss_of() -> Tensor:
@@ -77,6 +77,21 @@ def convolutional() -> Step:
     return trained(model, lambda: F.cross_entropy(model(x), y))
 
 
+def atari() -> Step:
+    """An agent that reads four screens of 84x84. Mnih et al. 2015."""
+    convolutions = (
+        nn.Conv2d(4, 32, 8, 4),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 4, 2),
+        nn.ReLU(),
+        nn.Conv2d(64, 64, 3),
+        nn.ReLU(),
+    )
+    model = nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(3136, 512), nn.ReLU(), nn.Linear(512, 6))
+    x, y = torch.randn(32, 4, 84, 84), torch.arange(32) % 6
+    return trained(model, lambda: F.cross_entropy(model(x), y))
+
+
 def deep_q() -> Step:
     """A step of deep Q learning, with a target network. Mnih et al. 2015."""
     online = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
@@ -111,9 +126,12 @@ def updates(kind: Callable[..., torch.optim.Optimizer], count: int) -> Step:
 SMALL_STEPS: dict[str, Callable[[], Step]] = {
     "mlp 4x64, batch 32": lambda: mlp(64, 32),
     "mlp 4x256, batch 64": lambda: mlp(256, 64),
+    "mlp 12x256, batch 64": lambda: mlp(256, 64, 12),
+    "mlp 4x1024, batch 256": lambda: mlp(1024, 256),
     "PINN, second derivatives": physics_informed,
     "GRU cell, 32 time steps": lambda: recurrent(32),
     "digits CNN": convolutional,
+    "Atari CNN": atari,
     "DQN with a target network": deep_q,
     "GPT 4x64, 16 tokens": tiny_gpt,
     "AdamW, 10 tensors": lambda: updates(torch.optim.AdamW, 10),

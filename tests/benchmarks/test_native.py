@@ -25,7 +25,7 @@ def test_each_way_is_measured(workload: str) -> None:
     for found in (cost.call_us, cost.first_s, cost.peak_bytes):
         assert list(found) == list(WAYS)
     assert all(us > 0 for us in cost.call_us.values())
-    assert len(cost.ratios) == 3
+    assert len(cost.ratios) == 4
     assert cost.peak_bytes["native"] <= cost.peak_bytes["aten"] <= cost.peak_bytes["eager"]
 
 

@@ -60,7 +60,9 @@ _PARAMETERS_OF_FREEZE = frozenset(
         "measure",
     }
 )
-_GRAPHS = frozenset({"partition", "recompute", "max_variants", "double_backward", "memory_limit", "policy", "arena"})
+_GRAPHS = frozenset(
+    {"partition", "recompute", "max_variants", "double_backward", "memory_limit", "policy", "arena", "numerics"}
+)
 
 _NO_FILE = {
     "offload": "values go to a file within one program, and come back; only a step runs forward and backward as one"
@@ -119,11 +121,12 @@ FREEZE = Door(
 LOAD = Door("dovetail.load", frozenset({"executors", "skip", "stop_after"}), prefers="auto")
 AOT = Door(
     "dovetail.aot_function",
-    COMPILE.reads - {"arena", "executors", "compilers", "memory_limit"},
+    COMPILE.reads - {"arena", "executors", "compilers", "memory_limit", "numerics"},
     reasons={
         **_NO_FILE,
         **dict.fromkeys(("arena", "memory_limit"), "your compilers make the code, and what it needs is not known"),
         "executors": "your compilers make the code, in place of executors",
+        "numerics": "your compilers make the code, and how it rounds is theirs to say",
         "compilers": "it creates them of its arguments",
     },
     instead=_BY_NAME,

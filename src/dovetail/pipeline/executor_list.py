@@ -13,4 +13,5 @@ def make_executors(options: Options) -> ExecutorList:
     Raises: BadOptionValue for a name that does not exist.
     """
     names = [*options.executors, *(() if "aten" in options.executors else ("aten",))]
-    return ExecutorList(tuple(executor_by_name(name) if isinstance(name, str) else name for name in names))
+    made = ExecutorList(tuple(executor_by_name(name) if isinstance(name, str) else name for name in names))
+    return made.made_for_speed() if options.numerics == "fast" else made

@@ -17,7 +17,7 @@
 | dynamic | - | compile, step, aot | one program for all sizes above 1 of the arguments |
 | double_backward | - | graphs | keep the inputs of each call, so that backward works with create_graph=True |
 | donate | - | compile, aot | arguments, by name or position, that calls may overwrite; see docs/inplace.md |
-| numerics | - | step | eager: eager's results, bit by bit; fast: they may differ by rounding, see docs/memory.md |
+| numerics | - | compile, backend, step | eager: eager's bits; fast: results may differ by rounding: docs/native.md |
 | keep_grads | - | step | False: do not leave gradients in `.grad` where the step begins by clearing it |
 | executors | DOVETAIL_EXECUTORS | all but aot | executors, or names ("native,aten"), in order: docs/native.md |
 | compile_trace | - | all but load | a `CompileTrace` that keeps the result of every pass; see `dovetail.explain` |

@@ -31,6 +31,20 @@ class PlacedBase:
     result: Value
 
     @property
+    def pays_alone(self) -> bool:
+        """Whether a cluster is made for it alone: by itself the node runs a kernel of torch's that takes longer."""
+        return False
+
+    @property
+    def has_scratch(self) -> bool:
+        """Whether the node's operator may take memory for itself, which is measured."""
+        return False
+
+    def bytes_in_row(self, alone: int) -> int:
+        """What its row takes while it runs. alone: what the node takes by itself."""
+        return alone
+
+    @property
     def written(self) -> Value:
         """The value that describes the memory that is written."""
         return self.result if self.into is None else self.into
@@ -54,11 +68,6 @@ class OwnKernelBase(PlacedBase):
     operands: tuple[Operand, ...]
     layout: None
     element: str
-
-    @property
-    def pays_alone(self) -> bool:
-        """Whether a cluster is made for it alone: by itself the node runs a kernel of torch's that takes longer."""
-        return False
 
     @property
     def own_bytes(self) -> int:

@@ -7,7 +7,7 @@ A program takes no more memory with clusters than without: a call takes memory w
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,15 +19,15 @@ from dovetail.execute.native.claim_base import own_bytes_of
 from dovetail.execute.native.computed import computing_rows
 from dovetail.execute.native.costs import cost_of_call, cost_of_nodes, has_large_loops
 from dovetail.execute.native.driver import THREADED
-from dovetail.execute.native.kernels import kept_apart, scratch_of
 from dovetail.execute.native.kinds import claim_on, row_of
 from dovetail.execute.native.link import linked
 from dovetail.execute.native.machine import has_pool
 from dovetail.execute.native.memory_text import HANDLE
 from dovetail.execute.native.places import Places
 from dovetail.execute.native.rows import Address, ReadyRow, RowClaim, Storages
-from dovetail.execute.native.runs import Run, pays_alone, reread_storages, runs_of
+from dovetail.execute.native.runs import Run, reread_storages, runs_of
 from dovetail.execute.native.unmade import Unmade, unmade_views
+from dovetail.execute.needs import Needs
 from dovetail.ir.program import Node, Program, Value, meta_symbols, values_in
 from dovetail.ops.facts import written_values
 
@@ -65,18 +65,22 @@ class Cluster:
 
 
 def clusters_of(
-    program: Program, is_free: Callable[[Node], bool], dying: Collection[int] | None = None
+    program: Program,
+    is_free: Callable[[Node], bool],
+    dying: Collection[int] | None = None,
+    *,
+    rounds: bool = False,
 ) -> tuple[Cluster, ...]:
     """The clusters of a program.
 
     is_free: whether a node may be machine code, as far as the caller knows. dying: numbers of inputs that nobody else
-    holds; None if it may be any.
+    holds; None if it may be any. rounds: whether results may differ by rounding.
     """
     loose, mixed = _storages_of_inputs(program)
     reread = {*reread_storages(program), *mixed}
     claims: dict[Node, RowClaim] = {}
     for node in program.nodes:
-        claim = claim_on(node) if is_free(node) else None
+        claim = claim_on(node, rounds=rounds) if is_free(node) else None
         if claim is not None and _is_whole(claim) and not _touches(node, reread):
             claims[node] = claim
 
@@ -85,11 +89,20 @@ def clusters_of(
 
     tried = {claim.node: claim for run in runs_of(program, claims, may_show) for claim in run.claims}
     known = {node: claim for node, claim in tried.items() if claim.is_proven()}
-    memory = _Memory(program, dying, loose, {**scratch_of(known.values()), **own_bytes_of(known.values())})
+    memory = _Memory(program, dying, loose, {**_scratch_of(known.values()), **own_bytes_of(known.values())})
     memory.likely_unmade = unmade_views(program, known, may_show).addresses
     found = [draft for run in runs_of(program, known, may_show) for draft in memory.drafts(run)]
     kept = {claim.node: claim for draft in found for claim in draft.claims}
     return memory.finished(found, unmade_views(program, kept, may_show))
+
+
+def _scratch_of(claims: Iterable[RowClaim]) -> dict[Node, int]:
+    """What operators take from the allocator while they run, by node."""
+    nodes = [claim.node for claim in claims if claim.has_scratch]
+    needs = Needs({})
+    if nodes:
+        needs.measure(nodes)
+    return {node: needs.need_of(node).scratch_bytes for node in nodes}
 
 
 def _touches(node: Node, storages: Collection[int]) -> bool:
@@ -157,7 +170,7 @@ class _Memory:
         more than their nodes are left out.
         """
         claims, first, likely = list(run.claims), run.first, len(run.claims)
-        while len(claims) > 1 or (claims and pays_alone(claims[0])):
+        while len(claims) > 1 or (claims and claims[0].pays_alone):
             rest = replace(run, first=first, claims=claims)
             count, made = self._longest(rest, likely) if len(claims) > 1 else (1, self._cluster(rest, claims))
             if made is not None and self._pays(made, claims[:count], rest.views):
@@ -295,7 +308,7 @@ class _Memory:
             max(during[part]) - before[first] - sum(sizes[storage] for storage in unknown)
             for sizes, (before, during) in zip(self.sizes, self.loads, strict=True)
         )
-        scratch = [max(self.scratch.get(each.node, 0) + kept_apart(each) for each in row.claims) for row in rows]
+        scratch = [max(each.bytes_in_row(self.scratch.get(each.node, 0)) for each in row.claims) for row in rows]
         return call_memory(rows, inner, results, self.sizes[0], scratch, room)
 
     def _is_inner(self, storage: int, last: int) -> bool:

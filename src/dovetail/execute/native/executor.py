@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -44,11 +44,14 @@ _LATER = struct.pack("q", 1)  # an address that an earlier row writes: none, whi
 class NativeExecutor:
     """See `execute.protocol.GroupingExecutor`. groups: of the program that it is bound to, by their first nodes.
 
+    rounds: whether results may differ from torch's by rounding.
+
     Raises: BadOptionValue where no machine code can be made, or the size of its cache is none.
     """
 
     groups: Mapping[int, NodeGroup] = field(default_factory=dict)
     nodes: frozenset[Node] = frozenset()
+    rounds: bool = False
 
     def __post_init__(self) -> None:
         reason = unavailable()
@@ -62,6 +65,10 @@ class NativeExecutor:
     def name(self) -> str:
         """The name that `explain` shows."""
         return "native"
+
+    def made_for_speed(self) -> NativeExecutor:
+        """The same where results may differ by rounding."""
+        return replace(self, rounds=True)
 
     @property
     def multiplies_panels(self) -> bool:
@@ -87,9 +94,10 @@ class NativeExecutor:
         """The executor for a program. is_free: whether a node may be part of a cluster, as far as the caller knows.
         dying: numbers of inputs that nobody else holds; None if it may be any.
         """
-        clusters = clusters_of(program, is_free, dying)
+        clusters = clusters_of(program, is_free, dying, rounds=self.rounds)
         groups = {cluster.first: _group(cluster, at == 0) for at, cluster in enumerate(clusters)}
-        return NativeExecutor(groups, frozenset(node for cluster in clusters for node in cluster.nodes))
+        nodes = frozenset(node for cluster in clusters for node in cluster.nodes)
+        return NativeExecutor(groups, nodes, self.rounds)
 
 
 def exact(number: object) -> float:

@@ -11,7 +11,7 @@ and the operator raises its own error. What a function throws then is a lack of 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -23,10 +23,9 @@ from dovetail.execute.native.kernel_forms import DTYPES, FORMS, Arguments, Form,
 from dovetail.execute.native.kernel_text import bounds_function, kernel_function
 from dovetail.execute.native.machine import driver
 from dovetail.execute.native.probes import Refused
-from dovetail.execute.native.rows import Access, Address, Addresses, ReadyRow, RowClaim, Storages, table_row
+from dovetail.execute.native.rows import Access, Address, Addresses, ReadyRow, Storages, table_row
 from dovetail.execute.native.scratch import copied, scratch
 from dovetail.execute.native.trials import answered
-from dovetail.execute.needs import Needs
 from dovetail.ir.program import Node, Operand, TensorMeta, Value
 from dovetail.ops.arguments import arguments_of
 from dovetail.ops.facts import facts_of
@@ -97,6 +96,17 @@ class KernelClaim(PlacedBase):
     def made(self) -> tuple[Value, ...]:
         """The results that get new memory."""
         return () if self.into is not None else self.results
+
+    @property
+    def has_scratch(self) -> bool:
+        """Whether the node's operator may take memory for itself, which is measured."""
+        return True
+
+    def bytes_in_row(self, alone: int) -> int:
+        """That, and results that a function makes by itself, before they are copied. alone: what the node takes."""
+        if all(each.kind != "new" for each in self.question.form.taken):
+            return alone
+        return alone + _count(self.result) * self.result.tensor.dtype.itemsize
 
     def accesses(self) -> list[Access]:
         """What it touches."""
@@ -191,22 +201,6 @@ def _shared(operands: Sequence[Value], into: Value | None) -> int | None:
             return None
         found = at
     return found
-
-
-def scratch_of(claims: Iterable[RowClaim]) -> dict[Node, int]:
-    """What the operators of kernels take from the allocator while they run, by node."""
-    nodes = [claim.node for claim in claims if isinstance(claim, KernelClaim)]
-    needs = Needs({})
-    if nodes:
-        needs.measure(nodes)
-    return {node: needs.need_of(node).scratch_bytes for node in nodes}
-
-
-def kept_apart(claim: RowClaim) -> int:
-    """Bytes of results that a function makes by itself, before they are copied."""
-    if not isinstance(claim, KernelClaim) or all(each.kind != "new" for each in claim.question.form.taken):
-        return 0
-    return _count(claim.result) * claim.result.tensor.dtype.itemsize
 
 
 def kernel_row(claims: Sequence[KernelClaim], _: Storages, addresses: Addresses) -> ReadyRow | None:

@@ -17,6 +17,7 @@ from dovetail.execute.native.loop_rows import loop_row
 from dovetail.execute.native.max_pools import MaxPoolClaim, max_pool_claim, max_pool_row
 from dovetail.execute.native.panel_rows import PanelClaim, panel_claim, panel_row
 from dovetail.execute.native.pixel_means import PixelMeanClaim, pixel_mean_claim, pixel_mean_row
+from dovetail.execute.native.plane_convolutions import PlaneClaim, plane_claim, plane_row
 from dovetail.execute.native.products import ProductClaim, product_claim, product_row
 from dovetail.execute.native.recurrent_rows import RecurrentClaim, recurrent_claim, recurrent_row
 from dovetail.execute.native.rows import Addresses, ReadyRow, RowClaim, Storages
@@ -28,12 +29,13 @@ from dovetail.ir.program import Node
 class RowKind:
     """claim_of: the claim on a node, as far as descriptions say; None where it is of another kind. row_of: the row of
     claims, given the storages in which what is written is not read later; None where there is none to run. alone: what
-    a call of the node by itself costs besides (`native.costs`).
+    a call of the node by itself costs besides (`native.costs`). rounds: whether results differ by rounding.
     """
 
     claim_of: Callable[[Node], RowClaim | None]
     row_of: Callable[[Sequence[Any], Storages, Addresses], ReadyRow | None]
     alone: float = 0.0
+    rounds: bool = False
 
 
 KINDS: dict[type, RowKind] = {
@@ -50,13 +52,15 @@ KINDS: dict[type, RowKind] = {
     PixelMeanClaim: RowKind(pixel_mean_claim, pixel_mean_row, alone=4.0),
     ChannelPartsClaim: RowKind(channel_parts_claim, channel_parts_row, alone=30.0),
     MaxPoolClaim: RowKind(max_pool_claim, max_pool_row, alone=30.0),
+    PlaneClaim: RowKind(plane_claim, plane_row, alone=60.0, rounds=True),
 }
 """By the type of their claims."""
 
 
-def claim_on(node: Node) -> RowClaim | None:
-    """The claim on a node, as far as descriptions say."""
-    return next((claim for kind in KINDS.values() if (claim := kind.claim_of(node)) is not None), None)
+def claim_on(node: Node, *, rounds: bool = False) -> RowClaim | None:
+    """The claim on a node, as far as descriptions say. rounds: whether its results may differ by rounding."""
+    kinds = (kind for kind in KINDS.values() if rounds or not kind.rounds)
+    return next((claim for kind in kinds if (claim := kind.claim_of(node)) is not None), None)
 
 
 def row_of(claims: Sequence[RowClaim], storages: Storages, addresses: Addresses) -> ReadyRow | None:

@@ -13,6 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+NOT_UNROLLED = ", !llvm.loop !0"
+"""The mark of a loop that stays one, however often it runs; the module ends with `MARKS`."""
+
+MARKS = '!0 = distinct !{!0, !1}\n!1 = !{!"llvm.loop.unroll.disable"}\n'
+
 
 class Function:
     """head: from `define` to the parameters, whose names are not numbers."""
@@ -72,8 +77,8 @@ class Function:
         return self.load(kind, self.element("i64", row, str(at)))
 
     @contextmanager
-    def loop(self, start: str, end: str, step: str = "1") -> Iterator[str]:
-        """Lines for each number from one to before another one, if there are any."""
+    def loop(self, start: str, end: str, step: str = "1", *, mark: str = "") -> Iterator[str]:
+        """Lines for each number from one to before another one, if there are any. mark: see `NOT_UNROLLED`."""
         number = self._number()
         counter = self.variable("i64", start)
         self._label(f"next{number}")
@@ -82,7 +87,7 @@ class Function:
         self._lines.append(f"each{number}:")
         yield at
         self.line(f"store i64 {self.set(f'add i64 {at}, {step}')}, ptr {counter}, align 8")
-        self.line(f"br label %next{number}")
+        self.line(f"br label %next{number}{mark}")
         self._lines.append(f"after{number}:")
 
     @contextmanager

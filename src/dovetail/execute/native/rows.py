@@ -69,6 +69,17 @@ class RowClaim(Protocol):
     def element(self) -> str:
         """The type of its elements, as LLVM names it."""
 
+    @property
+    def pays_alone(self) -> bool:
+        """Whether a cluster is made for it alone."""
+
+    @property
+    def has_scratch(self) -> bool:
+        """Whether the node's operator may take memory for itself, which is measured."""
+
+    def bytes_in_row(self, alone: int) -> int:
+        """What its row takes while it runs. alone: what the node takes by itself."""
+
     def accesses(self) -> Sequence[Access]:
         """What it touches."""
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from dovetail.analysis.reads import is_view
-from dovetail.execute.native.claim_base import OwnKernelBase
 from dovetail.execute.native.computed import ITEM, is_read, is_step
 from dovetail.execute.native.rows import RowClaim
 from dovetail.ir.prim import Prim
@@ -135,12 +134,7 @@ def runs_of(program: Program, claims: Mapping[Node, RowClaim], may_show: Callabl
                 open_ = Run(at)
                 found.append(open_)
                 open_.add(at, claim)
-    return [run for run in found if len(run.claims) > 1 or pays_alone(run.claims[0])]
-
-
-def pays_alone(claim: RowClaim) -> bool:
-    """Whether a cluster is made for a claim alone."""
-    return isinstance(claim, OwnKernelBase) and claim.pays_alone
+    return [run for run in found if len(run.claims) > 1 or run.claims[0].pays_alone]
 
 
 def reread_storages(program: Program) -> Collection[int]:
