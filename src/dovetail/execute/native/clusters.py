@@ -172,7 +172,9 @@ class _Memory:
         claims, first, likely = list(run.claims), run.first, len(run.claims)
         while len(claims) > 1 or (claims and claims[0].pays_alone):
             rest = replace(run, first=first, claims=claims)
-            count, made = self._longest(rest, likely) if len(claims) > 1 else (1, self._cluster(rest, claims))
+            count, made = self._longest(rest, likely)
+            if count == 1 and claims[0].pays_alone:
+                made = self._cluster(rest, claims[:1])
             if made is not None and self._pays(made, claims[:count], rest.views):
                 yield replace(rest, claims=claims[:count])
             first = self.numbers[claims[count - 1].node] + 1  # views in between belong to what follows
