@@ -15,6 +15,7 @@ import torch
 from dovetail.ir.program import Node, TensorMeta, Value
 from dovetail.ir.sizes import Size
 from dovetail.ops.arguments import arguments_of
+from dovetail.ops.attention import ATTENTION
 from dovetail.ops.channel_parts import CAT_CHANNELS
 from dovetail.ops.max_pools import MAX_POOL
 from dovetail.ops.packing import reads_panels, rounds_rows, runs_steps
@@ -22,7 +23,7 @@ from dovetail.torch_compat.dispatch import Overload, schema_of, tags_of
 
 _VIEW_US, _CALL_US = 1.0, 3.0
 _SAVED_VIEW_US, _SAVED_POINTWISE_US, _SAVED_PRODUCT_US, _SAVED_KERNEL_US = 0.9, 1.8, 1.5, 4.5
-_SAVED_PANEL_US, _SAVED_LAYER_US = 4.0, 15.0
+_SAVED_PANEL_US, _SAVED_LAYER_US, _SAVED_ATTENTION_US = 4.0, 15.0, 10.0
 _SAVED_IMAGE_US = 5e-4  # of each element that pools read, or parts of images: torch's kernels take that much longer
 _FLOPS_PER_US, _BYTES_PER_US = 5e4, 1.5e4
 _UNKNOWN_SIZE = 16  # what is expected of a symbolic size
@@ -60,6 +61,9 @@ def call_cost(node: Node) -> CallCost:
     if node.target in (MAX_POOL, CAT_CHANNELS):  # of known sizes
         saved_us = _SAVED_KERNEL_US + sum(map(_elements, operands)) * _SAVED_IMAGE_US
         return CallCost(_CALL_US + saved_us + _bytes_us(operands, results), saved_us)
+    if node.target is ATTENTION:  # of known sizes
+        work_us = 4.0 * _elements(results[0]) * _size(operands[1].shape[-2]) / _FLOPS_PER_US
+        return CallCost(_CALL_US + _SAVED_ATTENTION_US + work_us, _SAVED_ATTENTION_US)
     if not isinstance(node.target, Overload) or not results:
         return CallCost(_CALL_US + _bytes_us(operands, results), 0.0)
     is_within = not {meta.storage for meta in results}.isdisjoint(meta.storage for meta in operands)

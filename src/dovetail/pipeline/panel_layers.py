@@ -18,6 +18,7 @@ from dovetail.analysis.reads import readers_of
 from dovetail.ir.draft import Draft
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Program, Value, values_in
+from dovetail.ops.attention import ATTENTION, short_attention_of
 from dovetail.ops.channel_parts import CAT_CHANNELS, channel_parts_of
 from dovetail.ops.max_pools import MAX_POOL, max_pool_of
 from dovetail.ops.packed import PACK_CONV, PACK_LINEAR, PackedConv, packed_linear
@@ -36,6 +37,7 @@ from dovetail.ops.quantized import GROUP, PACK_INT8, PACK_INT8_PANELS, Int8Linea
 # Multiplications for an image, measured on one thread with AVX-512 beside oneDNN.
 _SMALL, _SMALL_OF_PIXELS, _SMALL_BY_CHANNEL = 1 << 20, 6 << 20, 1 << 23
 _MOST_WASTE = 1.35  # of columns of panels, in larger ones
+_MOST_KEYS = {True: 256, False: 128}  # of attention, with AVX-512 or without, beside torch's kernel
 
 _IMAGE = 4
 
@@ -49,8 +51,6 @@ def over_panels(program: Program) -> Program:
             users = readers.get(node.results()[0], [])
             if users and all(user is not None and _is_faster(user, node) for user in users):
                 chosen[node.results()[0]] = node
-    if not chosen:
-        return program
     paddings = {node.results()[0]: node for node in program.nodes if _is_left_to_readers(node, readers, chosen)}
     draft = Draft(program)
     for node in program.nodes:
@@ -83,6 +83,10 @@ def over_panels(program: Program) -> Program:
             node = replace(node, target=CAT_CHANNELS, args=(parts,), kwargs=())
         elif (pooled := max_pool_of(node)) is not None and not readers.get(node.results()[1]):
             node = replace(node, target=MAX_POOL, args=pooled, kwargs=(), outputs=node.outputs[:1], unpack=False)
+        elif (heads := short_attention_of(node, _MOST_KEYS[_has_wide_vectors()])) is not None and not readers.get(
+            node.results()[1]
+        ):
+            node = replace(node, target=ATTENTION, args=heads, kwargs=(), outputs=node.outputs[:1], unpack=False)
         draft.take(node)
     return draft.finish()
 

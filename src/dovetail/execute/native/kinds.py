@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dovetail.execute.native.attention_rows import AttentionClaim, attention_claim, attention_row
 from dovetail.execute.native.casts import CastClaim, cast_claim, cast_row
 from dovetail.execute.native.channel_parts import ChannelPartsClaim, channel_parts_claim, channel_parts_row
 from dovetail.execute.native.claims import Claim, claim_of
@@ -50,6 +51,7 @@ KINDS: dict[type, RowKind] = {
     RecurrentClaim: RowKind(recurrent_claim, recurrent_row, alone=12.0),
     ConvolutionClaim: RowKind(convolution_claim, convolution_row, alone=4.0),
     PixelMeanClaim: RowKind(pixel_mean_claim, pixel_mean_row, alone=4.0),
+    AttentionClaim: RowKind(attention_claim, attention_row, alone=12.0),
     ChannelPartsClaim: RowKind(channel_parts_claim, channel_parts_row, alone=30.0),
     MaxPoolClaim: RowKind(max_pool_claim, max_pool_row, alone=30.0),
     PlaneClaim: RowKind(plane_claim, plane_row, alone=60.0, rounds=True),

@@ -1,0 +1,171 @@
+"""Attention over few keys as rows: its error is like that of torch's kernel, for vectors of both sizes and two threads;
+and which programs run it.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import dovetail
+from dovetail.execute.native.attention_text import attention_function
+from dovetail.execute.native.machine import driver, has_vectors
+from dovetail.execute.native.panels import multiplies_panels
+from dovetail.execute.native.rows import table_row
+from dovetail.execute.native.tile_text import NARROW, WIDE, Tile
+from dovetail.ops.attention import ATTENTION
+from tests.rotation import rotated
+
+pytestmark = pytest.mark.skipif(not multiplies_panels(), reason="no machine code can be made here")
+
+_INF = math.inf
+_MOST_WORSE = 4.0  # than the error of torch's kernel
+_WIDTH = 384  # of layers that read panels
+_SIZES = [
+    *(
+        (1, 1, 1, 1, 1),
+        (2, 3, 16, 16, 32),
+        (1, 2, 5, 7, 3),
+        (1, 1, 70, 70, 40),
+        (1, 3, 33, 256, 64),
+        (2, 1, 3, 130, 125),
+    ),
+    *((1, 2, 197, 197, 16), (3, 2, 1, 40, 64), (1, 1, 25, 31, 128), (2, 2, 12, 17, 8), (1, 1, 48, 33, 1)),
+]
+
+
+def _heads(*sizes: int) -> Tensor:
+    """f32[batch, heads, rows, size], as a projection gives it."""
+    batch, heads, rows, size = sizes
+    return torch.randn(batch, rows, 3, heads, size)[:, :, 1].transpose(1, 2)
+
+
+def _mask(kind: str, batch: int, heads: int, queries: int, keys: int) -> Tensor | None:
+    shapes = {"all": (batch, heads, queries, keys), "keys": (batch, 1, 1, keys), "two": (queries, keys)}
+    if kind not in shapes:
+        return None
+    mask = torch.where(torch.rand(shapes[kind]) < 0.3, -_INF, torch.randn(shapes[kind]))
+    mask.view(-1, keys)[0] = -_INF  # sees no key
+    return mask
+
+
+def _found(
+    tile: Tile, given: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, numbers: tuple[bool, float]
+) -> Tensor:
+    """What a row gives, with one thread and with two."""
+    (batch, heads, queries, size), keys = given[0].shape, given[1].shape[2]
+    made = [torch.full((batch, queries, heads, size), 7.0).transpose(1, 2) for _ in range(2)]
+    seen = made[0] if mask is None else mask.expand(batch, heads, queries, keys)
+    for threads, result in enumerate(made, 1):
+        steps = [step for each in (result, *given, seen) for step in each.stride()[:3]]
+        more = struct.pack("22qf4x", batch, heads, queries, keys, size, *steps, mask is not None, *numbers)
+        pointers = [each.data_ptr() for each in (result, *given, seen)]
+        assert not driver()(table_row(attention_function(tile), 1 << 16, pointers, (), more), 1, threads, 0)
+    assert torch.equal(made[0].nan_to_num(3.0), made[1].nan_to_num(3.0))
+    return made[0]
+
+
+def _exact(given: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, is_causal: bool, scale: float) -> Tensor:
+    query, key, value = (each.double() for each in given)
+    scores = query @ key.transpose(-1, -2) * scale
+    if mask is not None:
+        scores = scores + mask
+    if is_causal:
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -_INF)
+    return scores.softmax(-1).nan_to_num(0.0) @ value
+
+
+def _eagers(given: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, is_causal: bool, scale: float) -> Tensor:
+    made: Tensor = ATTENTION(*given, mask, is_causal, scale)  # type: ignore[assignment]
+    return made
+
+
+@pytest.mark.parametrize("tile", [WIDE, NARROW])
+@pytest.mark.parametrize(
+    ("sizes", "kind", "scale"),
+    rotated([*product(_SIZES, ["none", "all", "keys", "two", "causal"], [None, 0.7, -0.3, 0.0])], 24),
+)
+def test_error_is_like_torchs(
+    tile: Tile, sizes: tuple[int, int, int, int, int], kind: str, scale: float | None
+) -> None:
+    if not has_vectors(tile.lanes):
+        pytest.skip("the processor has no such vectors")
+    batch, heads, queries, keys, size = sizes
+    given = _heads(batch, heads, queries, size), _heads(batch, heads, keys, size), _heads(batch, heads, keys, size)
+    factor = 1 / math.sqrt(size) if scale is None else scale
+    mask, is_causal = _mask(kind, batch, heads, queries, keys), kind == "causal"
+    found = _found(tile, given, mask, (is_causal, factor))
+    exact, eagers = _exact(given, mask, is_causal, factor), _eagers(given, mask, is_causal, factor)
+    least = 1e-6 * max(1.0, abs(factor) * math.sqrt(size))  # of a few numbers torch's kernel may be exact
+    assert (found - exact).abs().max() <= max(_MOST_WORSE * (eagers - exact).abs().max(), least)
+
+
+@pytest.mark.parametrize("tile", [WIDE, NARROW])
+@pytest.mark.parametrize("number", [math.nan, _INF, -_INF, 3e38, -3e38])
+@pytest.mark.parametrize("place", ["query", "key", "value", "mask"])
+def test_numbers_that_are_special(tile: Tile, number: float, place: str) -> None:
+    if not has_vectors(tile.lanes):
+        pytest.skip("the processor has no such vectors")
+    given = _heads(1, 2, 5, 33), _heads(1, 2, 19, 33), _heads(1, 2, 19, 33)
+    mask = torch.randn(1, 1, 5, 19)
+    written = {"query": given[0], "key": given[1], "value": given[2], "mask": mask}[place]
+    written[0, 0, 1, 7] = number
+    found, eagers = _found(tile, given, mask, (False, 0.2)), _eagers(given, mask, False, 0.2)
+    torch.testing.assert_close(found, eagers, equal_nan=True)
+
+
+@pytest.mark.parametrize("tile", [WIDE, NARROW])
+def test_keys_that_are_masked_do_not_count(tile: Tile) -> None:
+    if not has_vectors(tile.lanes):
+        pytest.skip("the processor has no such vectors")
+    given, mask = (_heads(1, 1, 6, 8), _heads(1, 1, 40, 8), _heads(1, 1, 40, 8)), torch.zeros(1, 1, 6, 40)
+    mask[..., 20:] = -_INF
+    given[2][:, :, 20:] = 3e38
+    found = _found(tile, given, mask, (False, 0.2))
+    short = given[0], given[1][:, :, :20], given[2][:, :, :20]
+    torch.testing.assert_close(found, _eagers(short, None, False, 0.2))
+
+
+class _Attends(nn.Module):
+    def __init__(self, heads: int, kind: str) -> None:
+        super().__init__()
+        self.joint, self.out, self.heads, self.kind = (
+            nn.Linear(_WIDTH, 3 * _WIDTH),
+            nn.Linear(_WIDTH, _WIDTH),
+            heads,
+            kind,
+        )
+
+    def forward(self, x: Tensor, seen: Tensor) -> Tensor:
+        shape = *x.shape[:2], self.heads, _WIDTH // self.heads
+        query, key, value = (part.view(shape).transpose(1, 2) for part in self.joint(x).chunk(3, -1))
+        mask = seen if self.kind == "mask" else None
+        made = F.scaled_dot_product_attention(query, key, value, mask, is_causal=self.kind == "causal")
+        return x + self.out(made.transpose(1, 2).reshape(x.shape))
+
+
+@pytest.mark.parametrize("kind", ["none", "mask", "causal"])
+@pytest.mark.parametrize(("batch", "length", "heads"), [(1, 16, 3), (2, 40, 4), (1, 300, 2), (1, 1, 6)])
+def test_programs(kind: str, batch: int, length: int, heads: int) -> None:
+    model, x = _Attends(heads, kind).eval(), torch.randn(batch, length, _WIDTH)
+    seen = torch.rand(batch, 1, length, length) < 0.7
+    exact = _Attends(heads, kind).double().eval()
+    exact.load_state_dict(model.state_dict())
+    wanted, eagers = exact(x.double(), seen), model(x, seen)
+    for executors in (("auto", "aten"), ("native", "aten"), ("aten",)):
+        frozen: Any = dovetail.freeze(model, (x, seen), passes="fast", dynamic_shapes="static", executors=executors)
+        found = frozen(x, seen)
+        error, usual = (found - wanted).abs().max(), (eagers - wanted).abs().max()
+        assert error <= max(_MOST_WORSE * usual, 1e-6)
+        ((variant,),) = (method.variants for method in frozen._running.methods.values())
+        nodes = variant.runner.graph.forward.program.nodes
+        is_short = length <= 256
+        assert any(node.target is ATTENTION for node in nodes) == (is_short and executors != ("aten",))
+    assert torch.equal(dovetail.freeze(model, (x, seen))(x, seen), eagers)
