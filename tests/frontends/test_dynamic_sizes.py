@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -402,3 +403,31 @@ def test_dropout_of_a_selection() -> None:
         assert torch.equal(compiled(x), expected)
     with pytest.raises(UnexpectedSize):
         compiled(-x.abs())
+
+
+class Windows(nn.Module):
+    """Windows of 2 x 2 pixels, from images of any size: (batch, rows, columns, channels) to (windows, 4, channels)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, h, w, c = x.shape
+        return x.view(b, h // 2, 2, w // 2, 2, c).permute(0, 1, 3, 2, 4, 5).reshape(-1, 4, c).exp() * 2
+
+
+def _images() -> list[Tensor]:
+    return [torch.randn(2, 4, 6, 3), torch.randn(2, 8, 4, 3)]
+
+
+def test_sizes_that_divide_sizes() -> None:
+    windows = Windows()
+    compiled = dovetail.compile(windows, dynamic=True)
+    for image in _images():
+        assert torch.equal(compiled(image), windows(image))
+
+
+def test_sizes_that_divide_sizes_in_a_file(tmp_path: Path) -> None:
+    windows = Windows()
+    any_size = ({dim: torch.export.Dim.AUTO for dim in (1, 2)},)
+    dovetail.freeze(windows, _images()[:1], dynamic_shapes=any_size).save(tmp_path / "windows.dovetail")
+    loaded = dovetail.load(tmp_path / "windows.dovetail")
+    for image in _images():
+        assert torch.equal(loaded(image), windows(image))

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from dovetail.ir.sizes import (
     OPAQUE,
     OPERATIONS,
+    OrOne,
     Scalar,
     SizeExpr,
     evaluate,
     from_json,
+    holds,
     number_text,
     product,
     symbol,
@@ -135,3 +137,18 @@ def test_what_is_no_serialised_size_is_refused(data: object) -> None:
 )
 def test_product(sizes: tuple[int | SizeExpr, ...], expected: object) -> None:
     assert product(sizes) == expected
+
+
+def test_a_size_without_a_number_is_no_divisor_of_zero() -> None:
+    windows = SizeExpr("floordiv", (S0, SizeExpr("floordiv", (S1, 2))))
+    assert evaluate(S0, OrOne()) == 1
+    assert evaluate(windows, OrOne()) == 2
+    with pytest.raises(ZeroDivisionError):
+        evaluate(windows, {"s0": 4, "s1": 1})
+
+
+def test_a_fact_that_divides_by_zero_does_not_hold() -> None:
+    fact = SizeExpr("eq", (SizeExpr("mod", (S0, S1)), 0))
+    assert holds(fact, {"s0": 4, "s1": 2})
+    assert not holds(fact, {"s0": 4, "s1": 3})
+    assert not holds(fact, {"s0": 4, "s1": 0})

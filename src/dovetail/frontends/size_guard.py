@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dovetail.ir.program import TensorMeta, Value
-from dovetail.ir.sizes import Number, Scalar, Size, SizeExpr, evaluate
+from dovetail.ir.sizes import Number, Scalar, Size, SizeExpr, evaluate, holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class SizeGuard:
                 return None
         _bind_strides(pairs, sizes)
         fits = all(number > 1 for number in sizes.values()) and all(_has_shape(meta, x, sizes) for meta, x in pairs)
-        return sizes if fits and all(evaluate(fact, sizes) for fact in self.facts) else None
+        return sizes if fits and all(holds(fact, sizes) for fact in self.facts) else None
 
     def reason(self, tensors: Sequence[Any], names: Sequence[str]) -> str:
         """Why the program is not right for inputs of these shapes. names: of the inputs."""
@@ -57,7 +57,7 @@ class SizeGuard:
         small = next((symbol for symbol, number in sizes.items() if number < 2), None)
         if small is not None:
             return f"the program is for sizes above 1, and {small} is {sizes[small]}"
-        broken = next((fact for fact in self.facts if not evaluate(fact, sizes)), None)
+        broken = next((fact for fact in self.facts if not holds(fact, sizes)), None)
         return f"the program relies on {broken}" + _text(sizes) if broken is not None else "nothing is wrong"
 
     def _pairs(self, tensors: Sequence[Any]) -> list[tuple[TensorMeta, torch.Tensor]]:

@@ -21,7 +21,7 @@ from dovetail.frontends.freezing.saving import VERSION
 from dovetail.frontends.freezing.variant import FrozenProgram
 from dovetail.ir.calling import FromConstant, FromInput, FromSlot, FromView, OutputRule, WithLook
 from dovetail.ir.program import Program, TensorMeta, Value, meta_symbols
-from dovetail.ir.sizes import Number, evaluate
+from dovetail.ir.sizes import Number, holds
 from dovetail.memory.in_arena import placeables, plan_in_arena
 from dovetail.pipeline.dump import Dump
 from dovetail.pipeline.freezing import finish
@@ -162,7 +162,7 @@ def _sizes(one: FrozenProgram, given: Mapping[str, int]) -> dict[str, Number] | 
     known = sizes_for(one.folded.program, facts) or {}
     for others in (known, *(dict.fromkeys(symbols, number) for number in _TRIED)):
         sizes = {**others, **fixed}
-        if all(evaluate(fact, sizes) for fact in facts):
+        if all(holds(fact, sizes) for fact in facts):
             return sizes
     return None
 

@@ -157,14 +157,35 @@ def symbol(name: str) -> SizeExpr:
 
 def evaluate(size: Scalar, env: Mapping[str, Number]) -> Number:
     """`size` as a number: itself, or its expression under `env`."""
-    return size.evaluate(env) if isinstance(size, SizeExpr) else size
+    if not isinstance(size, SizeExpr):
+        return size
+    try:
+        return size.evaluate(env)
+    except ZeroDivisionError:
+        if not isinstance(env, OrOne):
+            raise
+        return size.evaluate(dict.fromkeys(size.symbols(), _WITH_PARTS))
+
+
+def holds(fact: Scalar, env: Mapping[str, Number]) -> bool:
+    """Whether a fact about sizes is true of these; a fact that divides by zero is not."""
+    try:
+        return bool(evaluate(fact, env))
+    except ZeroDivisionError:
+        return False
 
 
 class OrOne(dict[str, Number]):
-    """Numbers of size symbols; a symbol that nobody knows counts as 1, as it does in simulated peaks."""
+    """Numbers of size symbols; a symbol that nobody knows counts as 1, as it does in simulated peaks.
+
+    A size that no such number can have (`h // (w // 2)`, with 1 for w) is evaluated with larger ones.
+    """
 
     def __missing__(self, key: str) -> Number:
         return 1
+
+
+_WITH_PARTS = 5040  # halves of it, thirds, and so on up to tenths, are whole numbers
 
 
 def with_numbers(operand: object, env: Mapping[str, Number]) -> object:

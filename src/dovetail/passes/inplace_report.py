@@ -22,8 +22,8 @@ from dovetail.analysis.inplace_plan import (
     WriteOut,
     WritePart,
 )
-from dovetail.ir.program import Node, Value, symbols_in, values_in
-from dovetail.ir.sizes import Number, evaluate
+from dovetail.ir.program import Node, Value, values_in
+from dovetail.ir.sizes import Number, OrOne, evaluate
 from dovetail.ops.facts import ignores_first_contents, is_copy, overwrites
 from dovetail.ops.writing_forms import out_form, replaces_a_part, view_of_copy
 from dovetail.passes.collection import collection_paused
@@ -286,10 +286,7 @@ class _Rows:
 def _size_bytes(value: Value, hints: Mapping[str, Number]) -> int:
     if not value.is_tensor:
         return 0
-    size = value.tensor.size_bytes()
-    return (
-        size if isinstance(size, int) else int(evaluate(size, {name: hints.get(name, 1) for name in symbols_in(size)}))
-    )
+    return int(evaluate(value.tensor.size_bytes(), OrOne(hints)))
 
 
 def _with_copy(row: InplaceRow, kept: Kept, copied: int) -> InplaceRow:

@@ -20,7 +20,7 @@ from dovetail.frontends.freezing.record import MethodRecorder, Recorded
 from dovetail.frontends.freezing.shapes import FreeSizes
 from dovetail.ir.draft import Draft
 from dovetail.ir.program import Node, Operand, Program, ScalarMeta, Value, map_leaves
-from dovetail.ir.sizes import Number, Scalar, SizeExpr, evaluate
+from dovetail.ir.sizes import Number, Scalar, SizeExpr, evaluate, holds
 from dovetail.passes.no_ops import remove_no_ops
 
 _SAME_SHAPE = frozenset({torch.ops.aten.view.default, torch.ops.aten.expand.default})
@@ -170,7 +170,7 @@ def _others(number: int) -> list[int]:
 
 def _broken(one: Recorded, at: Mapping[str, Number]) -> Scalar | None:
     """A fact that the recording relied on and that does not hold at these sizes."""
-    return next((fact for fact in one.guard.facts if _known(fact, at) and not evaluate(fact, at)), None)
+    return next((fact for fact in one.guard.facts if _known(fact, at) and not holds(fact, at)), None)
 
 
 def _known(fact: Scalar, at: Mapping[str, Number]) -> bool:

@@ -234,7 +234,7 @@ class LeftBehind:
         return found
 
     def _refill(self, change: Change, trees: Trees) -> Any:
-        """Runs leave the same as the step in a container that has changed, which is the answer."""
+        """Runs leave the same as the step in a container that has changed, which is the answer. Raises: StateToMake."""
         slot = change.slot
         assert slot is not None, "it is a container's"
         keys, values = slot.container.now()
@@ -242,7 +242,10 @@ class LeftBehind:
         try:
             self.filled.append((slot.container.path, trees.of(held)))
         except NotMadeAgain:
-            raise self._refused(change) from None
+            error = self._refused(change)
+            if slot.kind == "dict" and change.old is MISSING:  # later calls find it, until the dictionary is cleared
+                raise StateToMake(error) from None
+            raise error from None
         return slot.item
 
     def _tensors_in(self, value: Any, path: Path) -> Iterator[Path]:
