@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import dovetail
 from dovetail.execute.native.attention_text import attention_function
+from dovetail.execute.native.clusters import clusters_of
 from dovetail.execute.native.machine import driver, has_vectors
 from dovetail.execute.native.panels import multiplies_panels
 from dovetail.execute.native.rows import table_row
@@ -169,3 +170,32 @@ def test_programs(kind: str, batch: int, length: int, heads: int) -> None:
         is_short = length <= 256
         assert any(node.target is ATTENTION for node in nodes) == (is_short and executors != ("aten",))
     assert torch.equal(dovetail.freeze(model, (x, seen))(x, seen), eagers)
+
+
+class _Encoder(nn.Module):
+    """Three layers behind an operator that is not claimed: what that gives stays with the caller during a cluster."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attends = nn.ModuleList(_Attends(12, "none") for _ in range(3))
+        self.up = nn.ModuleList(nn.Linear(_WIDTH, 3 * _WIDTH) for _ in range(3))
+        self.down = nn.ModuleList(nn.Linear(3 * _WIDTH, _WIDTH) for _ in range(3))
+        self.norms = nn.ModuleList(nn.LayerNorm(_WIDTH) for _ in range(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.sort(-1)[0]
+        for number, (attends, up, down) in enumerate(zip(self.attends, self.up, self.down, strict=True)):
+            x = self.norms[2 * number](attends(x, x))
+            x = self.norms[2 * number + 1](x + down(F.gelu(up(x))))
+        return x
+
+
+def test_attention_is_a_cluster_where_its_neighbours_take_too_much_memory() -> None:
+    model, x = _Encoder().eval(), torch.randn(1, 16, _WIDTH)
+    frozen: Any = dovetail.freeze(model, (x,), passes="fast", dynamic_shapes="static", executors=("native", "aten"))
+    ((variant,),) = (method.variants for method in frozen._running.methods.values())
+    program = variant.runner.graph.forward.program
+    inside = {node for cluster in clusters_of(program, lambda _: True, frozenset()) for node in cluster.nodes}
+    attentions = [node for node in program.nodes if node.target is ATTENTION]
+    assert len(attentions) == 3
+    assert inside.issuperset(attentions)
