@@ -426,7 +426,7 @@ def test_sizes_that_divide_sizes() -> None:
 
 def test_sizes_that_divide_sizes_in_a_file(tmp_path: Path) -> None:
     windows = Windows()
-    any_size = ({dim: torch.export.Dim.AUTO for dim in (1, 2)},)
+    any_size = (dict.fromkeys((1, 2), torch.export.Dim.AUTO),)
     dovetail.freeze(windows, _images()[:1], dynamic_shapes=any_size).save(tmp_path / "windows.dovetail")
     loaded = dovetail.load(tmp_path / "windows.dovetail")
     for image in _images():
