@@ -5,7 +5,7 @@ from which the attribute is then called by another path: `KeyError` when the pro
 import torch
 from torch import nn
 
-PROGRAMS = 2  # one for the first call, which finds another kind
+PROGRAMS = 1
 NAME = "config"
 
 
