@@ -1,9 +1,9 @@
 """Measure dovetail side by side with its peers: `python -m benchmarks [SUBCOMMAND] [options]`.
 
 Subcommands: aot-capture, first-step, step, step-capture, step-memory, step-limits, graph-memory, small-calls, overlap,
-overhead, inplace, arena, offload, planning, estimates, native, artifact and freeze. Without one every benchmark runs
-with its defaults. Each measurement of a first step, a step, of decoding or of a frozen model has a fresh process with
-empty caches.
+overhead, inplace, arena, offload, planning, estimates, native, kernels, artifact and freeze. Without one every
+benchmark runs with its defaults. Each measurement of a first step, a step, of decoding or of a frozen model has a fresh
+process with empty caches.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from benchmarks.freeze_report import write_freeze_report
 from benchmarks.freeze_worker import EAGER, FREEZE_BACKENDS
 from benchmarks.inplace import GraphCost, capture_model, capture_optimizer, measure_graph, measure_scaling
 from benchmarks.inplace_report import write_inplace_report
+from benchmarks.kernels import write_kernels_report
 from benchmarks.measure import BACKENDS
 from benchmarks.models import MODELS
 from benchmarks.native import WORKLOADS, write_native_report
@@ -82,6 +83,7 @@ def run_all(context: typer.Context) -> None:
         planning()
         estimates()
         native()
+        kernels()
         artifact()
         freeze()
 
@@ -196,6 +198,16 @@ def native(
     wanted = tuple(steps.split(";"))
     chosen = [name for name in WORKLOADS if name.startswith(wanted)]
     write_native_report(rounds, out, split_names(peers, PEERS, "--peers") if peers else (), chosen)
+
+
+@app.command()
+def kernels(
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; each one gives every way its turn.")] = 30,
+    threads: Annotated[str, typer.Option(help="Numbers of threads, with a comma between.")] = "1,2",
+    out: Out = DEFAULT_OUT,
+) -> None:
+    """Time groups of operators by themselves, beside eager mode, inductor and a copy of as many bytes."""
+    write_kernels_report(rounds, [int(each) for each in threads.split(",")], out)
 
 
 @app.command()
