@@ -140,6 +140,11 @@ def rounded(how: str, a: Formula) -> Formula:
     return Formula(how, (a,))
 
 
+def two_to(a: Formula) -> Formula:
+    """2 to the power of a whole number between -127 and 128, of float32; 1 where the element is not a number."""
+    return Formula("two to", (a,))
+
+
 def flipped(a: Formula, b: Formula) -> Formula:
     """a, with the other sign where b has the sign bit."""
     return Formula("flip", (a, b))
@@ -175,6 +180,11 @@ def by_place(vectors: Formula, rest: Formula) -> Formula:
 def by_place_of_one(vectors: Formula, rest: Formula) -> Formula:
     """The same for single vectors: the compiler of torch made vectors of a loop over the rest."""
     return select(Formula("rest of one"), rest, vectors)
+
+
+def is_by_place(formula: Formula) -> bool:
+    """Whether it is made of one formula for elements that fill vectors, its third part, and one for the rest."""
+    return formula.operation == "select" and formula.parts[0].operation in _PLACES
 
 
 def reads_place(formula: Formula) -> bool:

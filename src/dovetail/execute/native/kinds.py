@@ -21,6 +21,7 @@ from dovetail.execute.native.pixel_means import PixelMeanClaim, pixel_mean_claim
 from dovetail.execute.native.plane_convolutions import PlaneClaim, plane_claim, plane_row
 from dovetail.execute.native.products import ProductClaim, product_claim, product_row
 from dovetail.execute.native.recurrent_rows import RecurrentClaim, recurrent_claim, recurrent_row
+from dovetail.execute.native.rounding import RoundingClaim, rounding_claim
 from dovetail.execute.native.rows import Addresses, ReadyRow, RowClaim, Storages
 from dovetail.execute.native.sums import SumClaim, sum_claim, sum_row
 from dovetail.ir.program import Node
@@ -40,6 +41,7 @@ class RowKind:
 
 
 KINDS: dict[type, RowKind] = {
+    RoundingClaim: RowKind(rounding_claim, loop_row, rounds=True),
     KernelClaim: RowKind(kernel_claim, kernel_row),
     Claim: RowKind(claim_of, loop_row),
     ProductClaim: RowKind(product_claim, product_row),

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from dovetail.execute.native.loop import Loop
 from dovetail.execute.native.stages import VECTOR, Staged, staged
 from dovetail.execute.native.tile_functions import repeat_name, repeat_text, tile_function, vector_bytes
+from dovetail.execute.native.tile_text import ATTRIBUTES
 
 TILE = 256
 """Elements of which vector functions are called at once."""
@@ -139,7 +140,10 @@ class _Writer:
 
     def _write_body(self) -> None:
         made = self.staged
-        self.out += [f"define internal void @{self.name}_body({', '.join(self._parameters())}) noinline {{", "entry:"]
+        self.out += [
+            f"define internal void @{self.name}_body({', '.join(self._parameters())}) noinline {ATTRIBUTES} {{",
+            "entry:",
+        ]
         self.known = {at: self._invariant(at) for at in range(len(made.instructions)) if made.is_invariant(at)}
         self.buffers = {at: self._set(f"alloca [{TILE} x {self._stored(at)}], align 64") for at in made.kept}
         for at in self.loop.repeated:
@@ -233,6 +237,8 @@ class _Writer:
             return f"fneg {kind} {listed}"
         if operation == "flip":
             return self._flipped(*parts)
+        if operation == "two to":
+            return self._two_to(*parts)
         if operation in _RESTS:
             return f"icmp sge i64 {here}, {_RESTS[operation][0]}"
         if operation in ("and", "or"):
@@ -245,6 +251,12 @@ class _Writer:
         bits, sign = (self._set(f"bitcast {self.type} {part} to {whole}") for part in (a, b))
         sign = self._set(f"and {whole} {sign}, {-(2 ** (_BITS[self.type] - 1))}")
         return f"bitcast {whole} {self._set(f'xor {whole} {bits}, {sign}')} to {self.type}"
+
+    def _two_to(self, power: str) -> str:
+        is_number = self._set(f"fcmp ord float {power}, {power}")
+        known = self._set(f"select i1 {is_number}, float {power}, float 0.0")
+        biased = self._set(f"add i32 {self._set(f'fptosi float {known} to i32')}, 127")
+        return f"bitcast i32 {self._set(f'shl i32 {biased}, 23')} to float"
 
     def _invariant(self, at: int) -> str:
         instruction = self.staged.instructions[at]

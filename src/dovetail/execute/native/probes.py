@@ -17,7 +17,7 @@ import itertools
 import math
 import struct
 import threading
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -74,6 +74,9 @@ _NUMBERS = (
     math.inf,
     math.nan,
 )
+Same = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], bool]
+"""Whether a result is what it should be, of an operator that has this gradient as an operand."""
+
 _FOUND: dict[Hashable, Formula | None] = {}
 _LOCK = threading.RLock()
 
@@ -143,11 +146,12 @@ def _kept(question: Question) -> int:
 
 def _try_all(question: Question) -> int:
     with by_themselves():
-        return next((at for at, found in enumerate(question.candidates) if _agrees(question, found)), -1)
+        return next((at for at, found in enumerate(question.candidates) if agrees(question, found)), -1)
 
 
-def _agrees(question: Question, formula: Formula) -> bool:
-    trial = _Trial(question, formula)
+def agrees(question: Question, formula: Formula, same: Same | None = None) -> bool:
+    """Whether a candidate gives what the operator gives. same: None: bit by bit."""
+    trial = _Trial(question, formula, same or (lambda found, wanted, _: _same(found, wanted)))
     if trial.kernel is None:
         return False
     return all(trial.agrees(*case) for case in _cases(question))
@@ -184,8 +188,8 @@ def _cases(question: Question) -> Iterator[tuple[int, int, int, int, tuple[float
 class _Trial:
     """A candidate beside its operator."""
 
-    def __init__(self, question: Question, formula: Formula) -> None:
-        self.question = question
+    def __init__(self, question: Question, formula: Formula, same: Same) -> None:
+        self.question, self.same = question, same
         self.is_truth = formula.operation in TRUTHS
         arrays = [name for name, kind in question.operands if kind != NUMBER]
         self.into = question.into if question.into in arrays else ""
@@ -251,7 +255,9 @@ class _Trial:
             raise Refused
         result = given[self.into] if self.into else made
         others = [name for name in self.cells if name and name != self.into]
-        return _same(result, expected) and all(_same(given[name], before[name]) for name in others)
+        return self.same(result, expected, before.get("grad_output")) and all(
+            _same(given[name], before[name]) for name in others
+        )
 
     def _eager(self, given: dict[str, Any], shape: tuple[int, ...]) -> torch.Tensor:
         """The operator's own result, a copy."""

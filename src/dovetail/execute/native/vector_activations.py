@@ -15,25 +15,25 @@ from collections.abc import Sequence
 CODES = {"gelu": 1, "gelu_tanh": 2, "silu": 3, "sigmoid": 4, "hardswish": 5, "hardsigmoid": 6, "tanh": 7}
 """What a table says for each activation; 0 stands for none."""
 
-_ERF_ABOVE = (
+ERF_ABOVE = (
     *(-2.72614225801306e-10, 2.77068142495902e-08, -2.10102402082508e-06, -5.69250639462346e-05),
     *(-7.34990630326855e-04, -2.95459980854025e-03, -1.60960333262415e-02),
 )
-_ERF_BELOW = (
+ERF_BELOW = (
     *(-1.45660718464996e-05, -2.13374055278905e-04, -1.68282697438203e-03),
     *(-7.37332916720468e-03, -1.42647390514189e-02),
 )
-_ERF_END = 4.0  # it is 1 from here on
-_TANH_ABOVE = (
+ERF_END = 4.0  # it is 1 from here on
+TANH_ABOVE = (
     *(-2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-08),
     *(1.48572235717979e-05, 6.37261928875436e-04, 4.89352455891786e-03),
 )
-_TANH_BELOW = (1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03)
-_TANH_END = 7.90531110763549805  # it is nearer to 1 than to any other number from here on
-_EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+TANH_BELOW = (1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03)
+TANH_END = 7.90531110763549805  # it is nearer to 1 than to any other number from here on
+EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
 _EXP_RANGE = (-87.3, 89.0)  # to the least normal number, and to infinity
-_LN2, _LN2_REST = 0.693359375, -2.12194440e-4
-_LOG2_E, _SQRT_HALF, _TANH_FACTOR, _TANH_CUBE = 1.44269504088896341, 0.70710678118654752, 1.5957691216057308, 0.044715
+LN2, LN2_REST = 0.693359375, -2.12194440e-4
+LOG2_E, _SQRT_HALF, _TANH_FACTOR, _TANH_CUBE = 1.44269504088896341, 0.70710678118654752, 1.5957691216057308, 0.044715
 
 
 class VectorLines:
@@ -75,14 +75,14 @@ class VectorLines:
     def exp(self, x: str) -> str:
         x = self.clamped(x, *_EXP_RANGE)
         v, whole = self.vector, f"<{self.lanes} x i32>"
-        scaled = self.two("fmul", x, self.number(_LOG2_E))
+        scaled = self.two("fmul", x, self.number(LOG2_E))
         n = self.set(f"call {v} @llvm.roundeven.v{self.lanes}f32({v} {scaled})")
         is_number = self.set(f"fcmp ord {v} {n}, {n}")
         known = self.set(f"select <{self.lanes} x i1> {is_number}, {v} {n}, {v} zeroinitializer")
-        rest = self.fma(n, self.number(-_LN2), x)
-        rest = self.fma(n, self.number(-_LN2_REST), rest)
+        rest = self.fma(n, self.number(-LN2), x)
+        rest = self.fma(n, self.number(-LN2_REST), rest)
         square = self.two("fmul", rest, rest)
-        grown = self.fma(self.polynomial(_EXP, rest), square, rest)
+        grown = self.fma(self.polynomial(EXP, rest), square, rest)
         mantissa = self.two("fadd", grown, self.number(1.0))
         exponent = self.set(f"fptosi {v} {known} to {whole}")
         biased = self.set(f"add {whole} {exponent}, splat (i32 127)")
@@ -99,16 +99,16 @@ class VectorLines:
         return self.over_one_plus_exp(self.number(1.0), x)
 
     def tanh(self, x: str) -> str:
-        x = self.clamped(x, -_TANH_END, _TANH_END)
+        x = self.clamped(x, -TANH_END, TANH_END)
         square = self.two("fmul", x, x)
-        above = self.two("fmul", x, self.polynomial(_TANH_ABOVE, square))
-        return self.two("fdiv", above, self.polynomial(_TANH_BELOW, square))
+        above = self.two("fmul", x, self.polynomial(TANH_ABOVE, square))
+        return self.two("fdiv", above, self.polynomial(TANH_BELOW, square))
 
     def erf(self, x: str) -> str:
-        x = self.clamped(x, -_ERF_END, _ERF_END)
+        x = self.clamped(x, -ERF_END, ERF_END)
         square = self.two("fmul", x, x)
-        above = self.two("fmul", x, self.polynomial(_ERF_ABOVE, square))
-        return self.two("fdiv", above, self.polynomial(_ERF_BELOW, square))
+        above = self.two("fmul", x, self.polynomial(ERF_ABOVE, square))
+        return self.two("fdiv", above, self.polynomial(ERF_BELOW, square))
 
 
 def _hexadecimal(number: float) -> str:
