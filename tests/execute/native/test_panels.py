@@ -64,6 +64,12 @@ def test_sizes(tile: Tile, rows: tuple[int, ...], inputs: int, outputs: int, has
 
 
 @pytest.mark.parametrize("tile", TILES)
+def test_chunks_of_rows(tile: Tile) -> None:
+    for rows in (95, 96, 97, 112, 113, 197, 208, 209, 305):
+        _check(tile, "none", (rows,), 17, 40, has_bias=True)
+
+
+@pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize("outputs", [64, 65, 95, 96, 255, 256, 257, 319, 550])
 def test_one_row_by_several_panels(tile: Tile, outputs: int) -> None:
     for inputs, has_bias, activation in ((1, True, "none"), (63, False, "gelu"), (300, True, "relu6")):

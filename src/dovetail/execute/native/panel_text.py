@@ -5,7 +5,7 @@
 
 Items are shares of the work: panels are divided in proportion. One row reads several panels at once, side by side. Sums
 are of blocks of 256 products (64 where there are few rows), added one after the other, so that rounding grows as in
-BLAS. NaN stays NaN where results are clamped.
+BLAS. NaN stays NaN where results are clamped. Chunks of rows are equal, so that no small one reads all panels again.
 
 Source: Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008); Van Zee and van de Geijn,
 "BLIS" (2015), for micro-panels.
@@ -31,7 +31,7 @@ from dovetail.ops.panels import WIDTH
 
 _BLOCK = 256  # products of a sum that is added to others
 _FEW, _SHORT = 4, 64  # of so many rows at most, blocks are shorter: BLAS rounds less there, too
-_CHUNK = 96  # rows whose part of the input stays in the cache while all panels are read
+_CHUNK, _MORE = 96, 16  # rows whose part of the input stays in the cache while all panels are read; and a few more
 _NAME = "panels"
 
 
@@ -72,11 +72,19 @@ def _all_tiles(tile: Tile) -> str:
     text = _LOOPS.replace("LOOP", panel_loop(tile, _NAME, loop))
     for name, lines in (("ACTIVATIONS", chosen), ("ACTIVATE", applied)):
         text = text.replace(name, lines)
-    numbers = {"WIDTH": WIDTH, "BLOCK": _BLOCK, "CHUNK": _CHUNK, "FEW": _FEW, "SHORT": _SHORT}
+    numbers = {
+        "MORE_ROWS": _CHUNK - _MORE - 1,
+        "WIDTH": WIDTH,
+        "BLOCK": _BLOCK,
+        "CHUNK": _CHUNK,
+        "FEW": _FEW,
+        "SHORT": _SHORT,
+    }
     numbers |= {"MOST_LESS": tile.rows - 1, "MOST": tile.rows}
     for name, number in numbers.items():
         text = text.replace(name, str(number))
-    return zeros(tile, _NAME) + text.replace("NAME", _NAME)
+    declared = "declare i64 @llvm.smax.i64(i64, i64)\n"
+    return declared + zeros(tile, _NAME) + text.replace("NAME", _NAME)
 
 
 _LOOPS = """
@@ -120,12 +128,18 @@ entry:
   %some = and i1 %some_panels, %some_rows
   %is_few = icmp sle i64 %rows, FEW
   %most_sums = select i1 %is_few, i64 SHORT, i64 BLOCK
+  %rows_up = add i64 %rows, MORE_ROWS
+  %chunks_up = sdiv i64 %rows_up, CHUNK
+  %chunks = call i64 @llvm.smax.i64(i64 %chunks_up, i64 1)
+  %chunk_up = add i64 %rows, %chunks
+  %chunk_less = sub i64 %chunk_up, 1
+  %chunk_rows = sdiv i64 %chunk_less, %chunks
   br i1 %some, label %chunk, label %leave
 
 chunk:
   %at = phi i64 [0, %entry], [%at_next, %next_chunk]
   %rest = sub i64 %rows, %at
-  %high_rows = call i64 @llvm.smin.i64(i64 %rest, i64 CHUNK)
+  %high_rows = call i64 @llvm.smin.i64(i64 %rest, i64 %chunk_rows)
   %xo = mul i64 %at, %inputs
   %xc = getelementptr float, ptr %x, i64 %xo
   %oo = mul i64 %at, %outputs
@@ -153,7 +167,7 @@ next_panel:
   br i1 %no_panel, label %next_chunk, label %panel
 
 next_chunk:
-  %at_next = add i64 %at, CHUNK
+  %at_next = add i64 %at, %chunk_rows
   %no_chunk = icmp sge i64 %at_next, %rows
   br i1 %no_chunk, label %leave, label %chunk
 
