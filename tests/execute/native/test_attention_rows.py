@@ -164,7 +164,8 @@ def test_programs(kind: str, batch: int, length: int, heads: int) -> None:
         frozen: Any = dovetail.freeze(model, (x, seen), passes="fast", dynamic_shapes="static", executors=executors)
         found = frozen(x, seen)
         error, usual = (found - wanted).abs().max(), (eagers - wanted).abs().max()
-        assert error <= max(_MOST_WORSE * usual, 1e-6)
+        least = 1e-5 if executors == ("aten",) else 1e-6  # oneDNN rounds more where there is one row
+        assert error <= max(_MOST_WORSE * usual, least)
         ((variant,),) = (method.variants for method in frozen._running.methods.values())
         nodes = variant.runner.graph.forward.program.nodes
         is_short = length <= 256
