@@ -24,6 +24,7 @@ from dovetail.execute.native.formula import (
     flipped,
     fma,
     is_by_place,
+    root,
     rounded,
     select,
     two_to,
@@ -104,7 +105,7 @@ def _function_of(formula: Formula) -> str:
 
 
 _ONE, _TWO = constant(1.0), constant(2.0)
-_OWN = {"exp": _exp, "tanh": _tanh, "erf": _erf}
+_OWN = {"exp": _exp, "tanh": _tanh, "erf": _erf, "sqrt": root}
 
 
 @lru_cache(maxsize=1024)
