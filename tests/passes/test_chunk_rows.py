@@ -287,7 +287,7 @@ def test_wrong_values_are_refused() -> None:
     with pytest.raises(BadOptionValue, match="eager or fast"):
         dovetail.compile_step(lambda: None, numerics="quick")
     with pytest.raises(BadOptionValue, match="compile_step"):
-        dovetail.compile(lambda x: x, numerics="fast")
+        dovetail.freeze(nn.ReLU(), (torch.ones(2),), numerics="fast")
 
 
 # --- random chains of operators ---------------------------------------------------------------------------------------

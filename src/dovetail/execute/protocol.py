@@ -94,7 +94,15 @@ class ExecutorList:
 
     def made_for_speed(self) -> ExecutorList:
         """The same for programs of which only calls count, not how long it takes until the first one."""
-        found = [getattr(executor, "made_for_speed", None) for executor in self.executors]
+        return self._where_offered("made_for_speed")
+
+    def with_rounding(self) -> ExecutorList:
+        """The same where results may differ from eager's by rounding."""
+        return self._where_offered("with_rounding")
+
+    def _where_offered(self, method: str) -> ExecutorList:
+        """The same with what a method gives in place of each executor that has it."""
+        found = [getattr(executor, method, None) for executor in self.executors]
         made = [old if new is None else new() for old, new in zip(self.executors, found, strict=True)]
         return ExecutorList(tuple(made), self.groups)
 

@@ -14,4 +14,4 @@ def make_executors(options: Options) -> ExecutorList:
     """
     names = [*options.executors, *(() if "aten" in options.executors else ("aten",))]
     made = ExecutorList(tuple(executor_by_name(name) if isinstance(name, str) else name for name in names))
-    return made.made_for_speed() if options.numerics == "fast" else made
+    return made.with_rounding() if options.numerics == "fast" else made

@@ -66,7 +66,7 @@ class NativeExecutor:
         """The name that `explain` shows."""
         return "native"
 
-    def made_for_speed(self) -> NativeExecutor:
+    def with_rounding(self) -> NativeExecutor:
         """The same where results may differ by rounding."""
         return replace(self, rounds=True)
 
