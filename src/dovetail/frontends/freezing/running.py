@@ -4,25 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
 from dovetail.analysis.liveness import simulate_peak
+from dovetail.deferred import deferred
 from dovetail.execute.protocol import ExecutorList, RunnableProgram
 from dovetail.frontends.freezing.method import FrozenMethod, RunnableMethod
 from dovetail.frontends.freezing.pool import Packed, Pool
 from dovetail.frontends.freezing.variant import FrozenGuard, FrozenRunner
 from dovetail.frontends.size_guard import shape_of, strides_of
 from dovetail.frontends.variant_cache import Variant
+from dovetail.ir.prim import Prim
+from dovetail.ir.program import Program
 from dovetail.memory.kept_pages import keep_pages
 from dovetail.ops.packing import reads_panels
 from dovetail.ops.quantized import computes_in_int8
 from dovetail.pipeline.freezing import Folded, Packing, pack, plan_packing, without_packing
-from dovetail.pipeline.panel_layers import over_int8_panels, over_packed, over_panels
+
+if TYPE_CHECKING:
+    from dovetail.pipeline import panel_layers
+else:
+    panel_layers = deferred("dovetail.pipeline.panel_layers")  # which programs of operators alone do not need
 
 Finish = Callable[[Folded, ExecutorList], RunnableProgram]
 
 _FOR_SPEED = frozenset({"panels", "prepack"})  # passes for this machine, which somebody has asked for
+
+
+def _over_panels(program: Program) -> Program:
+    """See `panel_layers.over_panels`. Operators that are torch's stay as they are where there are no others."""
+    has_own = any(isinstance(node.target, Prim) for node in program.nodes)
+    return panel_layers.over_panels(program) if has_own else program
 
 
 class Running:
@@ -45,14 +59,14 @@ class Running:
         self._packs = packs
         self._finish = tuple(finish)
         self._folded = [one.folded for method in methods.values() for one in method.programs]
-        wished = [over_panels(folded.program) for folded in self._folded]
+        wished = [_over_panels(folded.program) for folded in self._folded]
         if any(reads_panels(node.target) for program in wished for node in program.nodes):  # or LLVM is not looked for
             has_kernels = packs and executors.multiplies_panels()
-            programs = wished if has_kernels else [over_packed(folded.program) for folded in self._folded]
+            programs = wished if has_kernels else [panel_layers.over_packed(folded.program) for folded in self._folded]
             self._folded = [replace(one, program=new) for one, new in zip(self._folded, programs, strict=True)]
         is_int8 = any(computes_in_int8(node.target) for one in self._folded for node in one.program.nodes)
         if packs and is_int8 and executors.multiplies_int8_panels():
-            self._folded = [replace(one, program=over_int8_panels(one.program)) for one in self._folded]
+            self._folded = [replace(one, program=panel_layers.over_int8_panels(one.program)) for one in self._folded]
         if not packs:
             self._folded = list(map(without_packing, self._folded))
 
