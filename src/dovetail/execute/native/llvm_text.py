@@ -39,7 +39,8 @@ _INTRINSICS |= {how: how for how in ("floor", "ceil", "trunc", "rint")}
 
 def symbols_of(loop: Loop) -> tuple[str, ...]:
     """The functions of torch's library, or of those that it needs, which a loop calls; "" for one that is not there."""
-    return tuple(dict.fromkeys(tile_function(name, loop.element).symbol for name in _called(loop)))
+    called = [tile_function(name, loop.element) for name in _called(loop)]
+    return tuple(dict.fromkeys(symbol for each in called for symbol in each.declared))
 
 
 def _called(loop: Loop) -> tuple[str, ...]:
@@ -70,7 +71,9 @@ class _Writer:
             parts = ", ".join([self.type] * (3 if operation == "fma" else 1))
             self.out.append(f"declare {self.type} @llvm.{name}.f{bits}({parts})")
         self.out += [f"declare i64 @llvm.{which}.i64(i64, i64)" for which in ("smax", "smin")]
-        self.out += [tile_function(name, self.type).text for name in _called(self.loop)]
+        called = [tile_function(name, self.type) for name in _called(self.loop)]
+        self.out += dict.fromkeys(line for each in called for line in each.declared.values())
+        self.out += [each.text for each in called]
         fills = {(self.loop.cells[at].repeats, self._cell_type(at)) for at in self.loop.repeated}
         self.out += [repeat_text(*each) for each in sorted(fills)]
         return "\n".join(self.out) + "\n"

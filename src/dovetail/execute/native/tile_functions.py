@@ -15,11 +15,13 @@ are whole tiles, so that a vector may reach beyond the last element.
 
 The elements of a cell that is repeated, from element `first` of the loop on: see `execute.native.repeats`.
 
-Source: MKL's vector mathematics; Sleef's names of functions; torch's `Vectorized`, by processor.
+Source: MKL's vector mathematics, and its functions for threads; Sleef's names of functions; torch's `Vectorized`, by
+processor.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -27,19 +29,21 @@ import torch
 
 from dovetail.execute.native.llvm_function import Function
 from dovetail.execute.native.loop import ROW
+from dovetail.torch_compat.native_symbols import library_function
 
 _ACCURATE = 0x2 | 0x140000 | 0x100  # VML_HA, VML_FTZDAZ_OFF, VML_ERRMODE_IGNORE: as ATen calls them
 _VECTOR_BYTES = {"AVX512": 64, "AVX2": 32}
 _NARROW = 32
 _SIZE = {"float": 4, "double": 8}
+_THREADS_OF_MKL = "MKL_Set_Num_Threads_Local"  # of this thread; it gives what it was
 
 
 @dataclass(frozen=True, slots=True)
 class TileFunction:
-    """name: of the function on tiles. symbol: of what it calls, "" where there is nothing. text: of its module."""
+    """name: of the function on tiles. declared: what it calls, by symbol, "" for what is not there."""
 
     name: str
-    symbol: str
+    declared: Mapping[str, str]
     text: str
 
 
@@ -59,24 +63,33 @@ def tile_function(name: str, element: str) -> TileFunction:
         lanes = vector_bytes() // _SIZE[element]
         is_there = torch.backends.cpu.get_cpu_capability() in _VECTOR_BYTES
         symbol = f"Sleef_{function}{letter or 'd'}{lanes}_u10" if is_there else ""
-        return TileFunction(made, symbol, _called_for_each(out, symbol, element, lanes, "0"))
+        return _called_for_each(made, out, symbol, (element, lanes), "0")
     if library == "libm":
         start = out.set("call i64 @llvm.smax.i64(i64 %rest, i64 0)")
-        return TileFunction(made, function + letter, _called_for_each(out, function + letter, element, 1, start))
+        return _called_for_each(made, out, function + letter, (element, 1), start)
     symbol = f"vm{'s' if element == 'float' else 'd'}{function}"
-    few = out.set("trunc i64 %count to i32")
-    out.line(f"call void @{symbol}(i32 {few}, ptr %from, ptr %to, i64 {_ACCURATE})")
-    return TileFunction(made, symbol, f"declare void @{symbol}(i32, ptr, ptr, i64)\n{out.finished()}")
+    few, is_alone = out.set("trunc i64 %count to i32"), library_function(_THREADS_OF_MKL) is not None
+    call = f"call void @{symbol}(i32 {few}, ptr %from, ptr %to, i64 {_ACCURATE})"
+    declared = {symbol: f"declare void @{symbol}(i32, ptr, ptr, i64)"}
+    if not is_alone:
+        out.line(call)
+        return TileFunction(made, declared, out.finished())
+    former = out.set(f"call i32 @{_THREADS_OF_MKL}(i32 1)")  # else it makes a team of threads for each tile
+    out.line(call)
+    out.set(f"call i32 @{_THREADS_OF_MKL}(i32 {former})")
+    declared[_THREADS_OF_MKL] = f"declare i32 @{_THREADS_OF_MKL}(i32)"
+    return TileFunction(made, declared, out.finished())
 
 
-def _called_for_each(out: Function, symbol: str, element: str, lanes: int, start: str) -> str:
-    """A function that calls another one for some elements at once."""
+def _called_for_each(made: str, out: Function, symbol: str, of: tuple[str, int], start: str) -> TileFunction:
+    """A function that calls another one for some elements at once. of: their type, and how many."""
+    element, lanes = of
     kind, size = element if lanes == 1 else f"<{lanes} x {element}>", _SIZE[element]
     with out.loop(start, "%count", str(lanes)) as at:
         value = out.load(kind, out.element(element, "%from", at), size)
         result = out.set(f"call {kind} @{symbol}({kind} {value})")
         out.line(f"store {kind} {result}, ptr {out.element(element, '%to', at)}, align {size}")
-    return f"declare {kind} @{symbol}({kind})\n{out.finished()}"
+    return TileFunction(made, {symbol: f"declare {kind} @{symbol}({kind})"}, out.finished())
 
 
 def repeat_name(how: str, kind: str) -> str:
