@@ -234,6 +234,25 @@ def test_functions_differ_by_rounding(name: str, door: str) -> None:
         torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("place", ["weight", "image"])
+@pytest.mark.parametrize("number", [math.inf, math.nan])
+def test_infinite_numbers_are_where_they_are_in_eager_mode(place: str, number: float) -> None:
+    layer, x = nn.Conv2d(2, 8, 3, padding=1, stride=2), torch.randn(3, 2, 8, 8)
+    with torch.no_grad():
+        (layer.weight if place == "weight" else x)[1, 0, 0, 0] = number
+    x.requires_grad_()
+    kinds = []
+    for run in (layer, dovetail.compile(layer, numerics="fast")):
+        x.grad = None
+        layer.zero_grad()
+        made = run(x)
+        made.backward(torch.linspace(-1, 1, made.numel()).view(made.shape))
+        found = [made.detach(), x.grad, *(each.grad for each in layer.parameters())]
+        kinds.append([(each.isnan(), each.isinf()) for each in found if each is not None])
+    assert len(kinds[0]) == 4
+    assert all(torch.equal(a, b) for one, other in zip(*kinds, strict=True) for a, b in zip(one, other, strict=True))
+
+
 @pytest.mark.parametrize(
     "layer",
     [

@@ -158,9 +158,7 @@ def _forward(kind: str, of: Geometry, shape: Shape) -> str:
         is_plain = out.set(f"call i1 @NAME_finite(ptr {at['weight']}, i64 {of.outputs * taps})")
     is_else = out.set(f"xor i1 {is_plain}, true")
     with out.loop(first, end) as job:
-        n, count = _chunk(out, job, chunk, at["images"])
-        result = out.element("float", at["result"], out.mul(n, str(of.outputs * prod(of.made))))
-        x = out.element("float", at["x"], out.mul(n, str(of.channels * prod(of.size))))
+        count, x, result = _chunk(out, of, job, chunk, (at["images"], at["x"], at["result"]))
         with out.when(is_plain):
             out.line(f"call void @NAME_cut(ptr {x}, ptr {room}, i64 {count})")
             given = (at["weight"], room, f"@NAME_taps {taps}", at["bias"])
@@ -188,9 +186,7 @@ def _images(of: Geometry, shape: Shape) -> str:
     is_plain = out.set(f"call i1 @NAME_finite(ptr {at['weight']}, i64 {of.outputs * of.channels * taps})")
     is_else = out.set(f"xor i1 {is_plain}, true")
     with out.loop(first, end) as job:
-        n, count = _chunk(out, job, chunk, at["images"])
-        gradient = out.element("float", at["gradient"], out.mul(n, str(of.outputs * prod(of.made))))
-        x = out.element("float", at["x"], out.mul(n, str(of.channels * prod(of.size))))
+        count, x, gradient = _chunk(out, of, job, chunk, (at["images"], at["x"], at["gradient"]))
         zeros(out, x, out.mul(count, str(of.channels * prod(of.size))))
         with out.when(is_plain):
             out.line(f"call void @NAME_spread(ptr {gradient}, ptr {planes}, i64 0, i64 {of.outputs}, i64 {count})")
@@ -204,10 +200,16 @@ def _images(of: Geometry, shape: Shape) -> str:
     return _finished(out, at)
 
 
-def _chunk(out: Function, job: str, chunk: int, images: str) -> tuple[str, str]:
-    """The first image of a job, and how many there are."""
+def _chunk(out: Function, of: Geometry, job: str, chunk: int, given: tuple[str, str, str]) -> tuple[str, str, str]:
+    """How many images a job has, and where they and what is made of them begin. given: how many there are, and where
+    all begin.
+    """
+    images, x, made = given
     n = out.mul(job, str(chunk))
-    return n, out.set(f"call i64 @llvm.smin.i64(i64 {chunk}, i64 {out.set(f'sub i64 {images}, {n}')})")
+    count = out.set(f"call i64 @llvm.smin.i64(i64 {chunk}, i64 {out.set(f'sub i64 {images}, {n}')})")
+    sizes = of.channels * prod(of.size), of.outputs * prod(of.made)
+    starts = [out.element("float", start, out.mul(n, str(size))) for start, size in zip((x, made), sizes, strict=True)]
+    return count, starts[0], starts[1]
 
 
 def _exact_call(result: str, weight: str, x: str, images: str, outputs: tuple[str, str]) -> str:
@@ -247,9 +249,7 @@ def _weight(of: Geometry, shape: Shape) -> str:
     ]
     is_plain = out.set(f"and i1 {are_plain[0]}, {are_plain[1]}")
     with out.when(is_plain), out.loop("0", _over(out, at["images"], chunk)) as job:
-        n, count = _chunk(out, job, chunk, at["images"])
-        x = out.element("float", at["x"], out.mul(n, str(elements["x"])))
-        gradient = out.element("float", at["gradient"], out.mul(n, str(elements["gradient"])))
+        count, x, gradient = _chunk(out, of, job, chunk, (at["images"], at["x"], at["gradient"]))
         out.line(f"call void @NAME_cut(ptr {x}, ptr {room}, i64 {count})")
         out.line(f"call void @NAME_spread(ptr {gradient}, ptr {planes}, i64 {low}, i64 {high}, i64 {count})")
         total = out.mul(count, str(of.plane))

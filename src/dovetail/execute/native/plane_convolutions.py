@@ -105,8 +105,7 @@ def plane_claim(node: Node) -> PlaneClaim | None:
     arguments, is_backward = arguments_of(node), node.target is _BACKWARD
     names = ("grad_output", "input", "weight") if is_backward else ("input", "weight", "bias")
     given = [arguments[name] for name in names if arguments[name] is not None]
-    results = tuple(value for value in node.outputs)
-    made = [value for value in results if value is not None]
+    made = [value for value in node.outputs if value is not None]
     values = [value for value in (*made, *given) if isinstance(value, Value) and value.is_tensor]
     if not made or len(values) < len(made) + len(given) or not all(is_in_order(value.tensor) for value in values):
         return None
@@ -121,7 +120,7 @@ def plane_claim(node: Node) -> PlaneClaim | None:
     if known_sizes(of_result.tensor) != (images, geometry.outputs, *geometry.made[-(len(sizes) - 1) :]):
         return None
     question = PlaneQuestion(node.target, geometry, images, not is_backward and arguments["bias"] is not None)
-    claim = PlaneClaim(node, question, tuple(given), made[0], results)
+    claim = PlaneClaim(node, question, tuple(given), made[0], tuple(node.outputs))
     return claim if _pays(claim) else None
 
 
@@ -207,8 +206,12 @@ def _function(part: str, geometry: Geometry) -> int:
 
 def _row(part: str, question: PlaneQuestion, pointers: Sequence[Address]) -> ReadyRow:
     """A row. pointers: the last one is to its rooms."""
-    more = struct.pack("3q", question.images, _rooms(part, question), 0)
-    return ReadyRow(_function(part, question.geometry), _items(question), tuple(pointers), more=more)
+    return ReadyRow(_function(part, question.geometry), _items(question), tuple(pointers), more=_more(part, question))
+
+
+def _more(part: str, question: PlaneQuestion) -> bytes:
+    """The slots behind the pointers. No room is taken."""
+    return struct.pack("3q", question.images, _rooms(part, question), 0)
 
 
 def plane_row(claims: Sequence[PlaneClaim], _: Storages, addresses: Addresses) -> ReadyRow | None:
@@ -275,9 +278,8 @@ def _are_near(
     expected: Sequence[torch.Tensor],
 ) -> bool:
     room = scratch((_room_of(part, question),), torch.float32).fill_(torch.nan)
-    more = struct.pack("3q", question.images, _rooms(part, question), 0)
     pointers = [each.data_ptr() for each in (*made, *given, room)]
-    table = table_row(_function(part, question.geometry), _items(question), pointers, (), more)
+    table = table_row(_function(part, question.geometry), _items(question), pointers, (), _more(part, question))
     if driver()(table, 1, torch.get_num_threads(), 0):
         raise Refused
     return all(

@@ -29,17 +29,14 @@ def cut_text(of: Geometry, line: int) -> str:
     """`NAME_cut(x, planes, count)`: the planes of some images, with zeros around and behind them."""
     out = Function("define internal void @NAME_cut(ptr noalias %x, ptr noalias %planes, i64 %count)")
     (rows, columns), (height, width) = of.lines, of.size
-    behind = out.mul("%count", str(of.plane))
-    left = out.set(f"sub i64 {line}, {behind}")
     for number, (down, across) in enumerate(of.phases):
         first, end = of.reached(1, across)
         start = first * of.stride[1] + across - of.padding[1]
         with out.loop("0", str(of.channels), mark=NOT_UNROLLED) as c:
             plane = out.element("float", "%planes", out.mul(out.add(c, str(number * of.channels)), str(line)))
-            zeros(out, out.element("float", plane, behind), left)
-            with out.loop("0", "%count") as n:
+            with _each_image(out, of, line, plane) as (n, to):
                 place = out.mul(out.add(out.mul(n, str(of.channels)), c), str(height * width))
-                image, to = out.element("float", "%x", place), out.element("float", plane, out.mul(n, str(of.plane)))
+                image = out.element("float", "%x", place)
                 with out.loop("0", str(rows), mark=NOT_UNROLLED) as y:
                     made = out.element("float", to, out.mul(y, str(columns)))
                     at = out.add(out.mul(y, str(of.stride[0])), str(down - of.padding[0]))
@@ -50,6 +47,15 @@ def cut_text(of: Geometry, line: int) -> str:
                         given = out.element("float", image, out.add(out.mul(at, str(width)), str(start)))
                         _line(out, given, made, (first, end, columns), of.stride[1])
     return out.finished()
+
+
+@contextmanager
+def _each_image(out: Function, of: Geometry, line: int, plane: str) -> Iterator[tuple[str, str]]:
+    """Lines for each of `%count` images, and where it lies in a plane. Zeros are behind all."""
+    behind = out.mul("%count", str(of.plane))
+    zeros(out, out.element("float", plane, behind), out.set(f"sub i64 {line}, {behind}"))
+    with out.loop("0", "%count") as n:
+        yield n, out.element("float", plane, out.mul(n, str(of.plane)))
 
 
 def _line(out: Function, given: str, made: str, bounds: tuple[int, int, int], step: int) -> None:
@@ -72,14 +78,11 @@ def spread_text(of: Geometry, line: int) -> str:
         "define internal void @NAME_spread(ptr noalias %g, ptr noalias %planes, i64 %first, i64 %end, i64 %count)"
     )
     (rows, columns), (made_rows, made_columns) = of.lines, of.made
-    behind = out.mul("%count", str(of.plane))
-    left = out.set(f"sub i64 {line}, {behind}")
     with out.loop("%first", "%end") as o:
         plane = out.element("float", "%planes", out.mul(o, str(line)))
-        zeros(out, out.element("float", plane, behind), left)
-        with out.loop("0", "%count") as n:
+        with _each_image(out, of, line, plane) as (n, to):
             place = out.mul(out.add(out.mul(n, str(of.outputs)), o), str(made_rows * made_columns))
-            given, to = out.element("float", "%g", place), out.element("float", plane, out.mul(n, str(of.plane)))
+            given = out.element("float", "%g", place)
             with out.loop("0", str(made_rows), mark=NOT_UNROLLED) as y:
                 made = out.element("float", to, out.mul(y, str(columns)))
                 _line(
