@@ -21,6 +21,7 @@ from dovetail.capture.item_log import ItemHints
 from dovetail.capture.left_modes import modes_left
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.recording_context import named_errors, recording_on_fakes
+from dovetail.capture.seeming_gradients import SeemingGradients
 from dovetail.capture.step_functions import StepFunctions, do_nothing
 from dovetail.capture.step_moves import Moves
 from dovetail.capture.step_origins import origin_of, refuse_unowned
@@ -50,7 +51,8 @@ from dovetail.ops.facts import written_values
 from dovetail.ops.layouts import is_absolute
 from dovetail.reach.frames import put_unfollowed
 from dovetail.torch_compat.autograd import backward_within
-from dovetail.torch_compat.fakes import hidden_fakes, new_fake_mode
+from dovetail.torch_compat.fakes import new_fake_mode
+from dovetail.torch_compat.hidden_fakes import hidden_fakes
 from dovetail.torch_compat.modes import has_function_mode, unnoticed_mode
 from dovetail.torch_compat.swapping import exchange_back, exchange_tensors, hook_tables, put_hook_tables
 from dovetail.torch_compat.symbols import guard_trees, hint_of, new_shape_env
@@ -99,7 +101,8 @@ class StepRecording:
         self.left, self.flags = list[object](), list[GradientFlag]()
         self.exits: list[GradientExit | MadeTensor | MadeSharded] = []
         self.hooked, self.left_modes = dict[str, "Origin | None"](), dict[str, Any]()
-        self._seeming, self.results = dict[int, tuple[torch.Tensor, Value]](), list["OutputRule | Value | MadeTensor"]()
+        self._seeming = SeemingGradients(self.mode, self.recorder, self.tensors)
+        self.results = list["OutputRule | Value | MadeTensor"]()
         self._moved = Moves(self.recorder, self.tensors, self._values)
         self.moves, self._hooks = list[Move](), [hook_tables(item.tensor) for item in self.tensors]
         self._hook_counts = list(map(count_hooks, self._hooks))
@@ -135,7 +138,7 @@ class StepRecording:
                 with self.recorder_paused():
                     self.results = [self._result(index, item) for index, item in enumerate(results)]
                     self.moves = list(map(self._move, self._moved.found))
-        if self._must_not_seem or any(id(self.tensors[i].tensor) in self._functions.asked for i in self._seeming):
+        if self._must_not_seem or self._seeming.are_asked(self._functions.asked):
             raise not_cleared(self._must_drop)
 
     def _raise_refusals(self) -> None:
@@ -157,9 +160,11 @@ class StepRecording:
         with left, around, stand_ins, within, self._functions, unnoticed_mode():
             yield
 
-    def _in_backward(self, roots: Sequence[Any]) -> AbstractContextManager[Any]:
+    def _in_backward(self, roots: Sequence[Any], adds: bool) -> AbstractContextManager[Any]:
         """What the code that backward calls runs in: a mode is not active in functions that it sees."""
         self.recorder.views.lay_out(roots)
+        if adds and not self._must_drop:
+            self._seeming.give_way(roots, self._functions.asked)
         return contextlib.nullcontext() if has_function_mode(self._functions) else self._functions
 
     @contextlib.contextmanager
@@ -180,11 +185,11 @@ class StepRecording:
             for index, gradient in gradients:
                 if gradient is not None and must_be_dropped(gradient):
                     self._must_drop = self.tensors[index].label
-                    self._let_seem(index)
+                    self._seeming.let_seem(index)
                 elif gradient is not None:
                     self.tensors[index].tensor.grad = gradient
                 elif self._assume_cleared and self._required[index]:
-                    self._let_seem(index)
+                    self._seeming.let_seem(index)
             yield
         finally:
             self.recorder.put_gradients_back()
@@ -195,12 +200,6 @@ class StepRecording:
                 exchange_back(tensor, fake)
             for item, tables in zip(self.tensors, self._hooks, strict=True):
                 put_hook_tables(item.tensor, tables)
-
-    def _let_seem(self, index: int) -> None:
-        item = self.tensors[index]
-        seeming, known = sharded.seeming_gradient(self.mode, item.tensor)
-        self._seeming[index] = seeming, self.recorder.add_tensor(known, f"{item.name}_no_grad")
-        item.tensor.grad = seeming
 
     def _put_numbers(self) -> None:
         for number in self.numbers:
@@ -237,8 +236,8 @@ class StepRecording:
         gradient = tensor.grad
         if gradient is None:
             return GradientExit.NONE
-        if index in self._seeming and self._seeming[index][0] is gradient:  # nothing has dropped it
-            self._must_not_seem |= was_asked or self._is_used(self._seeming.pop(index)[1])
+        if index in self._seeming.found and self._seeming.found[index][0] is gradient:  # nothing has dropped it
+            self._must_not_seem |= was_asked or self._is_used(self._seeming.found.pop(index)[1])
             return GradientExit.NONE
         if index in self.held and self.tensors[self.held[index]].tensor is gradient:
             return GradientExit.SAME
@@ -255,7 +254,7 @@ class StepRecording:
         item = self.tensors[index]
         storage = self._values[index].tensor.storage
         is_updated = any(value.tensor.storage == storage for value, _, _ in self.recorder.written)
-        if not (is_updated and (index in self._seeming or id(item.tensor) in self._functions.cleared)):
+        if not (is_updated and (index in self._seeming.found or id(item.tensor) in self._functions.cleared)):
             self.recorder.refuse_sparse(f"it is left in {item.label}.grad")
         return GradientExit.NONE
 
@@ -385,7 +384,7 @@ class StepRecording:
             locals=self.locals,
             required=[required and i not in self._of_graphs for i, required in enumerate(self._required)],
             cleared=self._functions.cleared,
-            seeming={index: value for index, (_, value) in self._seeming.items()},
+            seeming=self._seeming.values,
             results=self.results,
             exits=self.exits,
             flags=self.flags,

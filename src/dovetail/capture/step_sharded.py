@@ -66,7 +66,7 @@ def made_of(item: torch.Tensor, value_of: Callable[[torch.Tensor, str], Value], 
 def seeming_gradient(mode: FakeMode, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """A gradient that seems to be there, and of it what has a value."""
     if not is_dtensor(tensor):
-        seeming = fake_apart(mode, tensor.detach())
+        seeming = fake_apart(mode, tensor)
         return seeming, seeming
     local = fake_apart(mode, local_of(tensor).detach())
     return with_local(tensor, local), local

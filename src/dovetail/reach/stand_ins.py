@@ -27,7 +27,8 @@ import torch
 
 from dovetail.reach.codes import asks_class, names_of
 from dovetail.torch_compat.data_sizes import without_hint
-from dovetail.torch_compat.fakes import is_fake, naming_classes
+from dovetail.torch_compat.fakes import is_fake
+from dovetail.torch_compat.hidden_fakes import naming_classes
 from dovetail.torch_compat.traced_numbers import plain_float
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)

@@ -161,8 +161,9 @@ def below_autograd() -> AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def backward_within(make: Callable[[Sequence[Any]], AbstractContextManager[Any]]) -> Iterator[None]:
-    """While active, each backward in this thread runs inside a context of its own, which `make` gives for its roots.
+def backward_within(make: Callable[[Sequence[Any], bool], AbstractContextManager[Any]]) -> Iterator[None]:
+    """While active, each backward in this thread runs inside a context of its own, which `make` gives for its roots and
+    whether it adds to the gradients of all leaves below them.
 
     A function mode that sees `Tensor.backward` is not active while that runs, nor is it in the hooks that are called.
     """
@@ -170,7 +171,9 @@ def backward_within(make: Callable[[Sequence[Any]], AbstractContextManager[Any]]
 
     @functools.wraps(before)
     def run(*args: Any, **kwargs: Any) -> Any:
-        with make(args[0]) if threading.get_ident() == thread else contextlib.nullcontext():
+        roots, inputs = args[0], args[4]
+        adds = bool(kwargs.get("accumulate_grad")) and not inputs
+        with make(roots, adds) if threading.get_ident() == thread else contextlib.nullcontext():
             return before(*args, **kwargs)
 
     torch.autograd._engine_run_backward = run

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import cache, partial
-from types import FrameType
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -155,11 +153,12 @@ def holds_numbers(fake: torch.Tensor) -> bool:
 
 def has_plain_bytes(fake: torch.Tensor) -> bool:
     """Whether shape, strides, dtype and device say all about a fake: no number, no symbol, no bit."""
+    return type(fake) is FakeTensor and not holds_numbers(fake) and not fake.requires_grad and _has_plain_layout(fake)
+
+
+def _has_plain_layout(fake: Any) -> bool:
     return (
-        type(fake) is FakeTensor
-        and not holds_numbers(fake)
-        and not fake.requires_grad
-        and fake.layout is torch.strided
+        fake.layout is torch.strided
         and fake.fake_device.type in ("cpu", "cuda")
         and not (fake.dtype.is_complex or fake.is_neg() or fake.is_quantized)
         and all(type(number) is int for number in (*fake.shape, *fake.stride(), fake.storage_offset()))
@@ -215,8 +214,13 @@ def sparse_fake(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
 def fakes_apart(mode: FakeTensorMode, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """As `fake_apart`, for each of many tensors, which takes 50 us each where they are plain."""
     with _disable_current_modes(), torch.no_grad():
-        is_plain = partial(_is_plain, takes_meta=isinstance(mode, _ModeForMeta))
-        return [_plain_fake(mode, tensor) if is_plain(tensor) else _described_fake(mode, tensor) for tensor in tensors]
+        takes_meta = isinstance(mode, _ModeForMeta)
+        return [
+            _plain_fake(mode, tensor)
+            if (mode_of(tensor) is mode and _has_plain_layout(tensor)) or _is_plain(tensor, takes_meta)
+            else _described_fake(mode, tensor)
+            for tensor in tensors
+        ]
 
 
 def _is_plain(tensor: torch.Tensor, takes_meta: bool) -> bool:
@@ -243,6 +247,8 @@ def _plain_fake(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
     own = torch.empty((_own_length(tensor),), dtype=tensor.dtype, device="meta").untyped_storage()
     meta = torch.empty((0,), dtype=tensor.dtype, device="meta")
     meta.set_(own, tensor.storage_offset(), tensor.shape, tensor.stride())
+    if isinstance(tensor, FakeTensor) and tensor.fake_mode is mode:
+        return FakeTensor(mode, meta, tensor.fake_device)
     return FakeTensor(mode, meta, mode.device_of_twin(tensor) if isinstance(mode, _ModeForMeta) else tensor.device)
 
 
@@ -343,58 +349,3 @@ def keep_number(source: torch.Tensor, twin: torch.Tensor) -> torch.Tensor:
 def graph_fake_mode(examples: Iterable[object]) -> FakeTensorMode | None:
     """The fake mode that the example values of a captured graph belong to, if there is one fake among them."""
     return next((example.fake_mode for example in examples if isinstance(example, FakeTensor)), None)
-
-
-class _HiddenMeta(type):
-    """A class of which nothing is an instance, unless torch's own code asks.
-
-    dovetail has the class itself, and never asks by this name: it stands in for `isinstance` and hands questions on.
-    """
-
-    def __instancecheck__(cls, instance: object) -> bool:
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and _package(frame) == "dovetail":
-            frame = frame.f_back
-        return frame is not None and _package(frame) == "torch" and isinstance(instance, FakeTensor)
-
-
-def _package(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
-
-
-class _HiddenFake(metaclass=_HiddenMeta):
-    """Stands for the class of fakes where libraries look for it."""
-
-
-@contextmanager
-def hidden_fakes() -> Iterator[None]:
-    """While active, other libraries that ask whether a tensor is fake hear that it is not.
-
-    Some take another way on fakes (transformers makes a mask that it leaves out in eager mode, for one).
-    """
-    before = torch._subclasses.FakeTensor
-    torch._subclasses.FakeTensor = _HiddenFake  # type: ignore[misc, assignment]
-    try:
-        yield
-    finally:
-        torch._subclasses.FakeTensor = before  # type: ignore[misc]
-
-
-@contextmanager
-def naming_classes(class_of: Callable[[torch.Tensor], type]) -> Iterator[None]:
-    """While active, `tensor.__class__` of a fake gives other packages what `class_of` does."""
-
-    def named(fake: Any) -> type:
-        return type(fake) if _package(sys._getframe(1)) in ("torch", "dovetail") else class_of(fake)
-
-    class Named(torch.Tensor):
-        """A base of fakes, as nobody can set `__class__` on a class."""
-
-        __class__ = property(named)
-
-    before = FakeTensor.__bases__
-    FakeTensor.__bases__ = (Named,)
-    try:
-        yield
-    finally:
-        FakeTensor.__bases__ = before

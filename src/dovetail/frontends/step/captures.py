@@ -336,10 +336,9 @@ class StepCaptures:
                 if not self._lifting.reads_arrays(reachable, is_wanted=capture.wants_arrays, needs_some=True):
                     self._lifting.guarded |= left_out
                     return found
-            except GradientsNotCleared:
-                clears = self._begins_cleared = False
-            except MoreIsRead:
-                continue
+            except (GradientsNotCleared, MoreIsRead) as error:
+                if GradientsNotCleared in map(type, (error, error.__cause__)):
+                    clears = self._begins_cleared = False
             except ContainersWritten as error:
                 is_read = isinstance(error, ContainersRead)
                 self._lifting.takes_for_write_only(error.paths, error.paths if is_read else frozenset())

@@ -256,23 +256,29 @@ def check_refused_backward() -> str | None:
 def check_backward_within() -> str | None:
     """Hooks that backward calls find the context, whichever way it was called."""
     met: list[bool] = []
+    adding: list[bool] = []
     inside: list[int] = []
 
     @contextlib.contextmanager
-    def context(roots: Sequence[Any]) -> Iterator[None]:
+    def context(roots: Sequence[Any], adds: bool) -> Iterator[None]:
         inside.append(len(roots))
+        adding.append(adds)
         yield
         inside.pop()
 
     x = torch.ones(2, requires_grad=True)
     x.register_hook(lambda gradient: met.append(bool(inside)))
     with torch.enable_grad():
-        losses = [x.sum() for _ in range(3)]
+        losses = [x.sum() for _ in range(4)]
         with autograd.backward_within(context):
             losses[0].backward()
             torch.autograd.grad(losses[1], x)
-        losses[2].backward()
-    return first_difference(("whether hooks were inside", met, [True, True, False]))
+            losses[2].backward(inputs=[x])
+        losses[3].backward()
+    return first_difference(
+        ("whether hooks were inside", met, [True, True, True, False]),
+        ("whether all leaves get gradients", adding, [True, False, False]),
+    )
 
 
 def check_frees_arriving_gradients() -> str | None:
