@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -232,7 +232,13 @@ def _takes_plain_floats(func: Any, args: Sequence[Any], keywords: Mapping[str, A
     """Whether a function is one operator, which gets traced numbers where it takes plain floats only."""
     if not any(map(is_traced, (*args, *keywords.values()))):
         return False
-    meant = overloads("aten", getattr(func, "__name__", ""))
+    return _is_kernel_of_floats(getattr(func, "__name__", ""))
+
+
+@cache
+def _is_kernel_of_floats(name: str) -> bool:
+    """Whether torch's operators of a name are no composite ones, and one takes a plain float."""
+    meant = overloads("aten", name)
     takes = any(argument.type == "float" for overload in meant for argument in schema_of(overload).arguments)
     return takes and not any(map(is_composite, meant))
 

@@ -8,6 +8,7 @@ from typing import Any
 from dovetail.torch_compat.dispatch import Overload, schema_of
 from dovetail.torch_compat.traced_numbers import fixed_number, is_traced, number_now
 
+_SEQUENCES = (list, tuple)
 _SHAPED_BY_NUMBERS = frozenset({"arange", "range"})
 _SIZE_TYPES = frozenset({"int", "Optional[int]", "List[int]", "Optional[List[int]]"})
 # Where an operator takes a tensor, Python may give it a number.
@@ -16,7 +17,10 @@ _NUMBER_TYPES = frozenset({"number", "Optional[number]", "List[number]", "Tensor
 
 def has_traced(items: Sequence[Any]) -> bool:
     """Whether a traced number is among the items, or in a list among them."""
-    return any(is_traced(x) or (isinstance(x, list | tuple) and any(map(is_traced, x))) for x in items)
+    for x in items:  # noqa: SIM110 (a generator takes twice as long, and this is asked for each operator)
+        if is_traced(x) or (issubclass(type(x), _SEQUENCES) and any(map(is_traced, x))):
+            return True
+    return False
 
 
 def concrete(argument: Any) -> Any:
@@ -55,6 +59,6 @@ def _each_traced(argument: Any, give: Callable[[Any], Any]) -> Any:
     """An operator argument with something else for each traced number."""
     if is_traced(argument):
         return give(argument)
-    if isinstance(argument, list | tuple) and any(map(is_traced, argument)):
+    if issubclass(type(argument), _SEQUENCES) and any(map(is_traced, argument)):
         return type(argument)(_each_traced(item, give) for item in argument)
     return argument

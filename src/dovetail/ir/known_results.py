@@ -121,13 +121,13 @@ class KnownResults:
 
     def _answer(self, func: Overload, args: Sequence[Any], keywords: Mapping[str, Any], result: Any) -> _Answer | None:
         returns = schema_of(func).returns
-        items = list(result) if type(result) in (list, tuple) else [result]
-        if not items or not all(isinstance(item, torch.Tensor) and has_plain_bytes(item) for item in items):
-            return None
         written = [place for place, argument in enumerate(schema_of(func).arguments) if argument.is_write]
         if written:
             is_same = written == [0] and len(returns) == 1 and returns[0][2] and result is args[0]
             return _Answer("same") if is_same else None
+        items = list(result) if type(result) in (list, tuple) else [result]
+        if not items or not all(isinstance(item, torch.Tensor) and has_plain_bytes(item) for item in items):
+            return None
         layouts = tuple(map(Layout.of, items))
         given = {storage_key(x) for x in _tensors_in((*args, *keywords.values()))}
         made = {storage_key(item) for item in items}

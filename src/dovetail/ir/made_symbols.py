@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dovetail.ir.program import Node, Phase, Program, meta_symbols
+from dovetail.ir.program import Node, Phase, Program, is_static, meta_symbols
 from dovetail.ir.signature import Tangent
 
 
@@ -15,7 +15,7 @@ def made_symbols(program: Program) -> dict[Node, frozenset[str]]:
     for node in program.nodes:
         if arriving and node.phase is Phase.BACKWARD:
             known |= arriving  # they are as large as what forward made
-        made = {name for value in node.results() for name in meta_symbols(value.meta)}
+        made = {name for value in node.results() if not is_static(value.meta) for name in meta_symbols(value.meta)}
         made -= known
         if made:
             known |= made

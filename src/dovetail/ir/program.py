@@ -337,12 +337,12 @@ def meta_symbols(meta: Meta) -> Iterator[str]:
     """The size symbols that a description mentions."""
     if isinstance(meta, ScalarMeta):
         return symbols_in(meta.expr)
-    return iter(()) if _is_static(meta) else symbols_in((*meta.shape, *meta.stride, meta.offset))
+    return iter(()) if is_static(meta) else symbols_in((*meta.shape, *meta.stride, meta.offset))
 
 
-def _is_static(meta: TensorMeta) -> bool:
-    """Whether all its numbers are plain."""
-    if type(meta.offset) is not int:
+def is_static(meta: Meta) -> bool:
+    """Whether it is a description of a tensor, and all its numbers are plain."""
+    if type(meta) is not TensorMeta or type(meta.offset) is not int:
         return False
     for size in meta.shape:
         if type(size) is not int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, wraps
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeAlias, TypeVar
 
 import torch
 
@@ -126,7 +126,8 @@ def _batch_norm_writes(args: Sequence[object], kwargs: Mapping[str, object]) -> 
 
 
 # Running statistics are declared `Tensor?` without an alias annotation, and written when training.
-_HIDDEN_WRITES: dict[str, Callable[[Sequence[object], Mapping[str, object]], tuple[int, ...]]] = {
+_Rule: TypeAlias = Callable[[Sequence[object], Mapping[str, object]], tuple[int, ...]]
+_HIDDEN_WRITES: dict[str, _Rule] = {
     "aten::batch_norm_update_stats": lambda args, kwargs: tuple(i for i in (1, 2) if args[i] is not None),
     "aten::batch_norm_gather_stats": lambda args, kwargs: tuple(i for i in (3, 4) if args[i] is not None),
     "aten::batch_norm_gather_stats_with_counts": lambda args, kwargs: tuple(i for i in (3, 4) if args[i] is not None),
@@ -136,25 +137,36 @@ _HIDDEN_WRITES: dict[str, Callable[[Sequence[object], Mapping[str, object]], tup
 }
 
 
+@once_for_each
+def _rule_of_hidden_writes(
+    target: Target,
+) -> Callable[[Sequence[object], Mapping[str, object]], tuple[int, ...]] | None:
+    if not isinstance(target, Overload) or schema_of(target).is_mutable:
+        return None
+    return _HIDDEN_WRITES.get(f"{schema_of(target).namespace}::{schema_of(target).name}")
+
+
 def hidden_writes(target: Target, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[int, ...]:
     """Positions of arguments that this application writes although the schema does not say so."""
-    if not isinstance(target, Overload):
-        return ()
-    schema = schema_of(target)
-    rule = _HIDDEN_WRITES.get(f"{schema.namespace}::{schema.name}")
-    return rule(args, kwargs) if rule is not None and not schema.is_mutable else ()
+    rule = _rule_of_hidden_writes(target)
+    return () if rule is None else rule(args, kwargs)
 
 
 def writes_of(node: Node) -> tuple[int, ...]:
     """Positions of the arguments that a node writes, whether its schema says so or not."""
-    return facts_of(node.target).writes or hidden_writes(node.target, node.args, dict(node.kwargs))
+    known = facts_of(node.target).writes
+    if known or (rule := _rule_of_hidden_writes(node.target)) is None:
+        return known
+    return rule(node.args, dict(node.kwargs))
 
 
 def written_values(node: Node) -> list[Value]:
     """The values that a node writes, in argument order, lists flattened; `out=` included."""
     places = writes_of(node)
+    if not places:
+        return []
     named = dict(node.kwargs)
-    arguments = schema_of(node.target).arguments if isinstance(node.target, Overload) and places else ()
+    arguments = schema_of(node.target).arguments if isinstance(node.target, Overload) else ()
     operands = (node.args[i] if i < len(node.args) else named.get(arguments[i].name) for i in places)
     return [value for operand in operands for value in values_in(operand)]
 

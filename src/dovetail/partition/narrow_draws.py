@@ -193,9 +193,10 @@ def without_round_trips(program: Program) -> Program:
 
     It lies where the copy lay: either way both are there at one time with the narrow one.
     """
-    held = _held(program)
     triples = zip(program.nodes, program.nodes[1:], program.nodes[2:], strict=False)
-    found = [(drawn, wide) for drawn, narrow, wide in triples if _is_round_trip(drawn, narrow, wide, held)]
+    copied = [triple for triple in triples if _are_copies(*triple)]
+    held = _held(program) if copied else frozenset()
+    found = [(drawn, wide) for drawn, narrow, wide in copied if _is_round_trip(drawn, narrow, wide, held)]
     if not found:
         return program
     draft, dropped = Draft(program), {wide for _, wide in found}
@@ -210,10 +211,15 @@ def without_round_trips(program: Program) -> Program:
     return draft.finish()
 
 
+def _are_copies(_: Node, narrow: Node, wide: Node) -> bool:
+    return narrow.target is _to_copy and wide.target is _to_copy
+
+
 def _is_round_trip(drawn: Node, narrow: Node, wide: Node, held: frozenset[int]) -> bool:
-    """Whether a draw is copied to a type that holds it and back, for the first time."""
+    """Whether a draw is copied to a type that holds it and back, for the first time. They are nodes as `_are_copies`
+    wants them."""
     holding = holding_type(drawn)
-    if holding is None or narrow.target is not _to_copy or wide.target is not _to_copy or wide.recomputed:
+    if holding is None or wide.recomputed:
         return False
     (value,), (kept,), (again,) = drawn.results(), narrow.results(), wide.results()
     if narrow.args != (value,) or wide.args != (kept,) or holding != kept.tensor.dtype:

@@ -26,6 +26,7 @@ else:
     sympy = deferred("sympy")
 
 Plain: TypeAlias = "int | float | bool"
+_SYMBOLIC = frozenset({torch.SymFloat, torch.SymInt, torch.SymBool})
 _SymNode: Any = SymNode  # its annotations are of what torch's own nodes hold
 
 
@@ -221,7 +222,8 @@ def plain_float(number: torch.SymFloat) -> torch.SymFloat:
 
 def is_traced(number: object) -> bool:
     """Whether this is a number that `traced_number` made, or what was computed with one."""
-    return isinstance(number, torch.SymFloat | torch.SymInt | torch.SymBool) and isinstance(number.node, NumberNode)
+    kind = type(number)  # asked of each argument: tensors need not say which classes they belong to
+    return kind in _SYMBOLIC and type(number.node) is NumberNode
 
 
 def handle_of(number: Any) -> Any:

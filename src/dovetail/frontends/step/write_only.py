@@ -100,7 +100,7 @@ class WriteOnlyContainers:
 
     def look_at(self, values: Sequence[Any]) -> None:
         """Values are handed to something that may read what they hold."""
-        for value in values:
+        for value in values if self._slots else ():
             if isinstance(value, _KINDS) and hasattr(type(value), "told_read"):
                 tell: Any = type(value)
                 tell.told_read()
