@@ -55,6 +55,7 @@ LISTS = (
     "tests/execute/native/test_plane_convolutions.py",
     "tests/execute/native/test_products.py",
     "tests/execute/native/test_recurrent_rows.py",
+    "tests/execute/native/test_row_loops.py",
     "tests/execute/native/test_repeats.py",
     "tests/execute/native/test_sums.py",
     "tests/execute/test_arena.py",

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 
+from dovetail.execute.native.row_loop import Rows, RowStep
 from dovetail.execute.native.rows import Access
 from dovetail.ir.program import Node, Operand, Value
 
@@ -29,6 +30,15 @@ class PlacedBase:
     __slots__ = ()
     into: Value | None
     result: Value
+
+    @property
+    def rows(self) -> Rows | None:
+        """The matrix of whose rows it is a function."""
+        return None
+
+    def in_rows(self, rows: Rows) -> tuple[RowStep, ...] | None:
+        """What it does in a loop over rows."""
+        return None
 
     @property
     def pays_alone(self) -> bool:

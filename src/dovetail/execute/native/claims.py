@@ -13,7 +13,7 @@ import torch
 
 from dovetail.execute.native.claim_base import ELEMENTS, ClaimBase
 from dovetail.execute.native.driver import THREADED
-from dovetail.execute.native.formula import TRUTHS, Formula, reads_place, substituted
+from dovetail.execute.native.formula import TRUTHS, Formula, calls_nothing, reads_place, substituted
 from dovetail.execute.native.grids import Grid, Pitch, grid_of
 from dovetail.execute.native.loop import COLUMN, ROW
 from dovetail.execute.native.machine import has_pool
@@ -29,7 +29,9 @@ from dovetail.execute.native.probes import (
     formula_of,
     is_near,
 )
-from dovetail.execute.native.repeats import Repeat, repeat_of
+from dovetail.execute.native.repeats import ENDLESS, Repeat, repeat_of
+from dovetail.execute.native.row_loop import EACH, WHOLE, Part, Read, Rows, RowStep, Span, whole
+from dovetail.execute.native.row_loop import SINGLE as OF_ALL
 from dovetail.execute.native.rows import Access, Layout
 from dovetail.execute.native.rule import TWO_BY_COUNT, Rule
 from dovetail.execute.native.rules import RULES, TRUTH_OPERANDS
@@ -96,6 +98,26 @@ class Claim(ClaimBase):
         count = self.written.tensor.numel()
         most = THREADED - 1 if self.question.most is None else self.question.most
         return (has_pool() and self.question.most is None) or (isinstance(count, int) and count <= most)
+
+    def in_rows(self, rows: Rows) -> tuple[RowStep, ...] | None:
+        """What it does in a loop over rows; None where it cannot be part of it."""
+        formula, grid = self.formula(), self.grid
+        if self.question.dtype is not torch.float32 or formula is None or not calls_nothing(formula):
+            return None
+        if grid is not None and (grid.rows, grid.inner) != (rows.rows, rows.columns):
+            return None
+        is_whole = grid is not None or self.layout == ("in order", rows.elements)
+        if not is_whole and self.layout != ("in order", rows.rows):
+            return None
+        reads: list[Read] = []
+        avoided = dict(self.question.avoided)
+        for operand, (name, kind), how in zip(self.operands, self.question.operands, self.hows, strict=True):
+            part = avoided.get(name) if kind == NUMBER else _part(how, rows.columns if is_whole else None)
+            if part is None and kind != NUMBER:
+                return None
+            reads.append((operand, part))
+        part = EACH if not is_whole else _part(self.how_written, rows.columns)
+        return None if part is None else (RowStep(formula, tuple(reads), self.written, part),)
 
     def formula(self) -> Formula | None:
         """What was found to give the operator's bits, if anything. The first time for each kind of node it is tried."""
@@ -220,6 +242,26 @@ def _kind_in_rows(operand: Operand, like: TensorMeta, dtype: torch.dtype) -> str
     return TRUTH if dtype is torch.bool else ARRAY
 
 
+def _part(how: How, columns: int | None) -> Part | None:
+    """What a row reads of an operand, if it reads some part of it. columns: None where a row is one element."""
+    if how is True:
+        return OF_ALL
+    if isinstance(how, Pitch):
+        assert columns is not None, "rows with gaps have several elements"
+        return whole(how.elements, columns) if how.elements else Part(Span.PIECE, 1, columns)
+    if not isinstance(how, Repeat):
+        return WHOLE if columns else EACH
+    if how.inner is None or not isinstance(how.size, int):
+        return None
+    if how.inner >= ENDLESS:
+        return OF_ALL
+    if columns is None:
+        return Part(Span.EACH, how.inner, how.size)
+    if how.is_row:
+        return Part(Span.PIECE, 1, how.size) if how.size % columns == 0 else None
+    return Part(Span.EACH, how.inner // columns, how.size) if how.inner % columns == 0 else None
+
+
 def _pitch(how: How) -> int | None:
     return how.elements if isinstance(how, Pitch) else None
 
@@ -274,10 +316,14 @@ def _kind(operand: Operand, like: TensorMeta, dtype: torch.dtype) -> str:
         if dtype is torch.bool:
             return "" if repeat is None else TRUTH_ROW if repeat.is_row else TRUTH_COLUMN
         return SINGLE if not meta.shape else "" if repeat is None else ROW if repeat.is_row else COLUMN
+    return NUMBER if isinstance(operand, Value) or (is_number(operand) and dtype is not torch.bool) else ""
+
+
+def is_number(operand: Operand) -> bool:
+    """Whether a row may be handed an operand as a number."""
     if isinstance(operand, Value):
-        return NUMBER
-    is_number = isinstance(operand, int | float) and not isinstance(operand, bool)
-    return NUMBER if is_number and is_exact(operand) and dtype is not torch.bool else ""  # type: ignore[arg-type]
+        return not operand.is_tensor
+    return isinstance(operand, int | float) and not isinstance(operand, bool) and is_exact(operand)
 
 
 def _repeat(operand: Operand, like: TensorMeta) -> Repeat | None:

@@ -290,7 +290,7 @@ class _Memory:
         found = set[int]()
         for row in rows:
             own = {self.numbers[claim.node] for claim in row.claims}
-            for storage in {claim.written.tensor.storage for claim in row.claims if row.is_loop} - self.shown:
+            for storage in (row.written if row.is_loop else set()) - self.shown:
                 if all(user in own for user in self.users[storage] if user >= first):
                     found.add(storage)
         return found

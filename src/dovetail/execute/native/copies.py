@@ -69,7 +69,13 @@ class CopyClaim(PlacedBase):
 
 
 def copy_claim(node: Node) -> CopyClaim | None:
-    """The claim on a node, as far as descriptions say."""
+    """The claim on a node of few elements, as far as descriptions say."""
+    found = copy_parts(node)
+    return found if found is not None and found.count < THREADED else None
+
+
+def copy_parts(node: Node) -> CopyClaim | None:
+    """The same for any number of elements."""
     find = _PARTS.get(node.target) if isinstance(node.target, Overload) else None
     if find is None or len(node.results()) != 1:
         return None
@@ -80,7 +86,7 @@ def copy_claim(node: Node) -> CopyClaim | None:
     shape = tuple(size for size in meta.shape if isinstance(size, int))
     if len(shape) < len(meta.shape) or meta.device.type != "cpu" or not meta.is_contiguous():
         return None
-    if not 0 < prod(shape) < THREADED or (result.tensor.shape, result.tensor.stride) != (meta.shape, meta.stride):
+    if not prod(shape) or (result.tensor.shape, result.tensor.stride) != (meta.shape, meta.stride):
         return None
     parts = find(arguments, shape)
     if not parts or any(

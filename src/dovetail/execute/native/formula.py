@@ -15,7 +15,16 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 _PLACES = frozenset({"rest", "rest of one"})
-TRUTHS = frozenset({"lt", "le", "gt", "ge", "eq", "ne", "and", "or"}) | _PLACES
+TOTAL, LARGEST = "total", "largest"
+ROW_SUMS = frozenset({TOTAL, LARGEST})
+"""Operations over the elements of a row: their sum, and the largest of them, or NaN where there is one. What they give
+is the same for all elements of the row. See `row_loop`.
+"""
+
+AT = "at"
+"""Whether an element is the one of its row whose number an operand, a whole number for each row, gives."""
+
+TRUTHS = frozenset({"lt", "le", "gt", "ge", "eq", "ne", "and", "or", AT}) | _PLACES
 """Operations whose result is a truth value."""
 
 
@@ -44,6 +53,21 @@ class Formula:
         if not isinstance(other, Formula):
             return NotImplemented
         return self._hash == hash(other) and _own(self) == _own(other) and self.parts == other.parts
+
+    def __repr__(self) -> str:
+        """Each part once, however often it is used: it is read before what it is part of."""
+        numbers: dict[Formula, int] = {}
+        lines = list[str]()
+
+        def number(formula: Formula) -> int:
+            if formula not in numbers:
+                parts = [number(part) for part in formula.parts]
+                numbers[formula] = len(lines)
+                lines.append(" ".join(map(str, (*_own(formula), *parts))))
+            return numbers[formula]
+
+        number(self)
+        return f"Formula({'; '.join(lines)})"
 
     def __add__(self, other: Formula) -> Formula:
         return Formula("add", (self, other))
@@ -103,6 +127,36 @@ def constant(number: float) -> Formula:
 def fma(a: Formula, b: Formula, c: Formula) -> Formula:
     """a * b + c, rounded once."""
     return Formula("fma", (a, b, c))
+
+
+def total(a: Formula) -> Formula:
+    """The sum over a row, in any order."""
+    return Formula(TOTAL, (a,))
+
+
+def largest(a: Formula) -> Formula:
+    """The largest element of a row."""
+    return Formula(LARGEST, (a,))
+
+
+def at(a: Formula) -> Formula:
+    """Whether an element is the one of its row that a whole number says."""
+    return Formula(AT, (a,))
+
+
+def columns() -> Formula:
+    """How many elements a row has."""
+    return Formula("columns")
+
+
+def exponent(a: Formula) -> Formula:
+    """Of a normal number above 0, the power of two that it is at least, as a number."""
+    return Formula("exponent", (a,))
+
+
+def fraction(a: Formula) -> Formula:
+    """Of a normal number above 0, what that power is multiplied by: from 1 to less than 2."""
+    return Formula("fraction", (a,))
 
 
 def compared(how: str, a: Formula, b: Formula) -> Formula:
@@ -187,9 +241,17 @@ def is_by_place(formula: Formula) -> bool:
     return formula.operation == "select" and formula.parts[0].operation in _PLACES
 
 
+@lru_cache(maxsize=4096)
 def reads_place(formula: Formula) -> bool:
     """Whether it is another one in the rest than elsewhere."""
     return formula.operation in _PLACES or any(map(reads_place, formula.parts))
+
+
+@lru_cache(maxsize=4096)
+def calls_nothing(formula: Formula) -> bool:
+    """Whether it is part of a loop as it stands, the same for all places."""
+    is_own = formula.operation not in _PLACES and not formula.operation.startswith("vector ")
+    return is_own and all(map(calls_nothing, formula.parts))
 
 
 def eagers(name: str, a: Formula) -> Formula:

@@ -12,6 +12,7 @@ from math import prod
 
 import torch
 
+from dovetail.execute.native.bounds import Bounds
 from dovetail.execute.native.kernel_text import Taken
 from dovetail.ir.program import Operand, TensorMeta, Value
 from dovetail.torch_compat.native_kernels import DTYPE_CODES
@@ -19,15 +20,6 @@ from dovetail.torch_compat.native_kernels import DTYPE_CODES
 Arguments = Mapping[str, Operand]
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
 """Sizes and strides."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """What the whole numbers of an operand must be less than. besides: one that is allowed too."""
-
-    operand: str
-    high: int
-    besides: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,21 +185,3 @@ class _Text:
             given = f"ptr {self.places[0][0]}, ptr {out.load('ptr', start, 8)}, i64 {size}, i1 false"
             out.line(f"call void @llvm.memcpy.p0.p0.i64({given})")
         out.line(f"call void @{self.name}_end(ptr {made})")
-
-
-@cache
-def bounds_function() -> int | None:
-    """The address of the function of rows that fail where a whole number is none of those that are allowed.
-
-    slots: 1, pointer, how many there are, what they must be less than, a number that is allowed besides
-    """
-    name = "check_bounds"
-    out = Function(f"define void @{name}(ptr %row, i64 %from, i64 %to)")
-    start, count, high, besides = out.slot("%row", 1, "ptr"), *(out.slot("%row", at) for at in (2, 3, 4))
-    with out.loop("0", count) as at:
-        number = out.load("i64", out.element("i64", start, at), 8)
-        is_inside = out.set(f"icmp ult i64 {number}, {high}")  # negative ones are large without a sign
-        is_allowed = out.set(f"or i1 {is_inside}, {out.set(f'icmp eq i64 {number}, {besides}')}")
-        with out.when(out.set(f"xor i1 {is_allowed}, true")):
-            out.line("store i64 -1, ptr %row, align 8")
-    return function_of(out.finished(), name, ())

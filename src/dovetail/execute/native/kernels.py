@@ -18,9 +18,10 @@ from typing import Any
 
 import torch
 
+from dovetail.execute.native.bounds import check_row
 from dovetail.execute.native.claim_base import PlacedBase
 from dovetail.execute.native.kernel_forms import DTYPES, FORMS, Arguments, Form, Layout, is_in_order, known_layout
-from dovetail.execute.native.kernel_text import bounds_function, kernel_function
+from dovetail.execute.native.kernel_text import kernel_function
 from dovetail.execute.native.machine import driver
 from dovetail.execute.native.probes import Refused
 from dovetail.execute.native.rows import Access, Address, Addresses, ReadyRow, Storages, table_row
@@ -212,13 +213,11 @@ def kernel_row(claims: Sequence[KernelClaim], _: Storages, addresses: Addresses)
         return None
     values = [*(claim.made or (claim.written,)), *(value for value in claim.operands if isinstance(value, Value))]
     pointers = tuple(addresses.get(value, Address(value)) for value in values)
-    checks: list[ReadyRow] = []
-    bounds, check = question.form.bounds, bounds_function()
-    if bounds is not None and check is not None:
+    checks: tuple[ReadyRow, ...] = ()
+    if question.form.bounds is not None:
         (value,) = claim.checked
-        more = struct.pack("3q", _count(value), bounds.high, bounds.besides)
-        checks.append(ReadyRow(check, 1, (addresses.get(value, Address(value)),), more=more))
-    return ReadyRow(function, 1, pointers, more=question.more, checks=tuple(checks), may_fail=True)
+        checks = (check_row(question.form.bounds, addresses.get(value, Address(value)), _count(value)),)
+    return ReadyRow(function, 1, pointers, more=question.more, checks=checks, may_fail=True)
 
 
 def _tried(question: KernelQuestion, case: int) -> bool:

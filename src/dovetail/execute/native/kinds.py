@@ -22,6 +22,9 @@ from dovetail.execute.native.plane_convolutions import PlaneClaim, plane_claim, 
 from dovetail.execute.native.products import ProductClaim, product_claim, product_row
 from dovetail.execute.native.recurrent_rows import RecurrentClaim, recurrent_claim, recurrent_row
 from dovetail.execute.native.rounding import RoundingClaim, rounding_claim
+from dovetail.execute.native.row_copies import RowCopyClaim, row_copy_claim
+from dovetail.execute.native.row_functions import RowFunctionClaim, row_function_claim
+from dovetail.execute.native.row_loops import row_of_rows
 from dovetail.execute.native.rows import Addresses, ReadyRow, RowClaim, Storages
 from dovetail.execute.native.sums import SumClaim, sum_claim, sum_row
 from dovetail.ir.program import Node
@@ -41,6 +44,8 @@ class RowKind:
 
 
 KINDS: dict[type, RowKind] = {
+    RowFunctionClaim: RowKind(row_function_claim, row_of_rows, rounds=True),
+    RowCopyClaim: RowKind(row_copy_claim, row_of_rows, rounds=True),
     RoundingClaim: RowKind(rounding_claim, loop_row, rounds=True),
     KernelClaim: RowKind(kernel_claim, kernel_row),
     Claim: RowKind(claim_of, loop_row),
@@ -68,5 +73,7 @@ def claim_on(node: Node, *, rounds: bool = False) -> RowClaim | None:
 
 
 def row_of(claims: Sequence[RowClaim], storages: Storages, addresses: Addresses) -> ReadyRow | None:
-    """The row of claims of one kind: see `RowKind`."""
+    """The row of claims of one kind, or of those that share a loop over rows: see `RowKind`."""
+    if any(claim.rows is not None for claim in claims):
+        return row_of_rows(claims, storages, addresses)
     return KINDS[type(claims[0])].row_of(claims, storages, addresses)

@@ -17,10 +17,10 @@ Source: the LLVM language reference.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 
 from dovetail.execute.native.loop import Loop
+from dovetail.execute.native.operation_text import BITS, declarations, literal, operation_text
 from dovetail.execute.native.stages import VECTOR, Staged, staged
 from dovetail.execute.native.tile_functions import repeat_name, repeat_text, tile_function, vector_bytes
 from dovetail.execute.native.tile_text import ATTRIBUTES
@@ -28,13 +28,8 @@ from dovetail.execute.native.tile_text import ATTRIBUTES
 TILE = 256
 """Elements of which vector functions are called at once."""
 
-_BITS = {"float": 32, "double": 64}
-_BINARY = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
-_COMPARED = {"lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge", "eq": "oeq", "ne": "une"}
 _RESTS = {"rest": ("%rest", 2), "rest of one": ("%rest_of_one", 1)}
 """Where the elements begin that come after the last full pair of vectors, or the last full vector."""
-_INTRINSICS = {"abs": "fabs", "root": "sqrt", "fma": "fma"}
-_INTRINSICS |= {how: how for how in ("floor", "ceil", "trunc", "rint")}
 
 
 def symbols_of(loop: Loop) -> tuple[str, ...]:
@@ -66,10 +61,7 @@ class _Writer:
     def text(self) -> str:
         self._write_entry()
         self._write_body()
-        bits = _BITS[self.type]
-        for operation, name in _INTRINSICS.items():
-            parts = ", ".join([self.type] * (3 if operation == "fma" else 1))
-            self.out.append(f"declare {self.type} @llvm.{name}.f{bits}({parts})")
+        self.out += declarations(self.type)
         self.out += [f"declare i64 @llvm.{which}.i64(i64, i64)" for which in ("smax", "smin")]
         called = [tile_function(name, self.type) for name in _called(self.loop)]
         self.out += dict.fromkeys(line for each in called for line in each.declared.values())
@@ -153,7 +145,7 @@ class _Writer:
             self._line(f"%r{at} = alloca [{TILE} x {self._cell_type(at)}], align 64")
         self._line("%items = sub i64 %n, %from")
         for first, vectors in _RESTS.values():
-            over = self._set(f"srem i64 %items, {vectors * vector_bytes() * 8 // _BITS[self.type]}")
+            over = self._set(f"srem i64 %items, {vectors * vector_bytes() * 8 // BITS[self.type]}")
             self._line(f"{first} = sub i64 %n, {over}")
         self._line("br label %tiles")
         self.out.append("tiles:")
@@ -228,38 +220,9 @@ class _Writer:
         return value
 
     def _operation(self, operation: str, parts: Sequence[str], here: str) -> str:
-        kind, listed = self.type, ", ".join(parts)
-        if operation in _BINARY:
-            return f"{_BINARY[operation]} {kind} {listed}"
-        if operation in _COMPARED:
-            return f"fcmp {_COMPARED[operation]} {kind} {listed}"
-        if operation in _INTRINSICS:
-            given = ", ".join(f"{kind} {part}" for part in parts)
-            return f"call {kind} @llvm.{_INTRINSICS[operation]}.f{_BITS[kind]}({given})"
-        if operation == "neg":
-            return f"fneg {kind} {listed}"
-        if operation == "flip":
-            return self._flipped(*parts)
-        if operation == "two to":
-            return self._two_to(*parts)
         if operation in _RESTS:
             return f"icmp sge i64 {here}, {_RESTS[operation][0]}"
-        if operation in ("and", "or"):
-            return f"{operation} i1 {listed}"
-        assert operation == "select", "that is all there is"
-        return f"select i1 {parts[0]}, {kind} {parts[1]}, {kind} {parts[2]}"
-
-    def _flipped(self, a: str, b: str) -> str:
-        whole = f"i{_BITS[self.type]}"
-        bits, sign = (self._set(f"bitcast {self.type} {part} to {whole}") for part in (a, b))
-        sign = self._set(f"and {whole} {sign}, {-(2 ** (_BITS[self.type] - 1))}")
-        return f"bitcast {whole} {self._set(f'xor {whole} {bits}, {sign}')} to {self.type}"
-
-    def _two_to(self, power: str) -> str:
-        is_number = self._set(f"fcmp ord float {power}, {power}")
-        known = self._set(f"select i1 {is_number}, float {power}, float 0.0")
-        biased = self._set(f"add i32 {self._set(f'fptosi float {known} to i32')}, 127")
-        return f"bitcast i32 {self._set(f'shl i32 {biased}, 23')} to float"
+        return operation_text(self._set, self.type, operation, parts)
 
     def _invariant(self, at: int) -> str:
         instruction = self.staged.instructions[at]
@@ -267,7 +230,7 @@ class _Writer:
             return f"%s{instruction.index}"
         if instruction.operation == "single":
             return self._load(f"%c{instruction.index}", self.loop.cells[instruction.index].is_truth)
-        return _literal(float(instruction.number), self.type)
+        return literal(float(instruction.number), self.type)
 
     def _stored(self, at: int) -> str:
         return "i8" if self.staged.is_truth[at] else self.type
@@ -281,17 +244,10 @@ class _Writer:
     def _load(self, element: str, is_truth: bool) -> str:
         if is_truth:
             return self._set(f"icmp ne i8 {self._set(f'load i8, ptr {element}, align 1')}, 0")
-        return self._set(f"load {self.type}, ptr {element}, align {_BITS[self.type] // 8}")
+        return self._set(f"load {self.type}, ptr {element}, align {BITS[self.type] // 8}")
 
     def _store(self, value: str, element: str, is_truth: bool) -> None:
         if is_truth:
             self._line(f"store i8 {self._set(f'zext i1 {value} to i8')}, ptr {element}, align 1")
         else:
-            self._line(f"store {self.type} {value}, ptr {element}, align {_BITS[self.type] // 8}")
-
-
-def _literal(number: float, element: str) -> str:
-    """A constant, rounded to the type, in the form in which LLVM takes floats of either width exactly."""
-    if element == "float":
-        number = struct.unpack("f", struct.pack("f", number))[0]
-    return f"0x{struct.unpack('>Q', struct.pack('>d', number))[0]:016X}"
+            self._line(f"store {self.type} {value}, ptr {element}, align {BITS[self.type] // 8}")

@@ -27,6 +27,8 @@ from dovetail.execute.native import cache as disk
 from dovetail.execute.native.driver import POOL, driver_text
 from dovetail.execute.native.llvm_text import kernel_text, symbols_of
 from dovetail.execute.native.loop import Loop
+from dovetail.execute.native.row_loop import RowLoop
+from dovetail.execute.native.row_loop_text import row_loop_text
 from dovetail.torch_compat.native_symbols import library_function
 from dovetail.torch_compat.native_tensors import (
     DATA,
@@ -39,7 +41,7 @@ from dovetail.torch_compat.native_tensors import (
 )
 
 _LOCK = threading.Lock()
-_NAME = "kernel"
+_NAME, _ROW_NAME = "kernel", "row_kernel"
 _LANES_OF_AVX2 = 8
 _OLDEST = (0, 45)  # of llvmlite: LLVM 20, which has pointers without types
 _KERNELS: dict[Loop, int | None] = {}
@@ -83,6 +85,12 @@ def kernel_of(loop: Loop) -> int | None:
         if loop not in _KERNELS:
             _KERNELS[loop] = _compiled_loop(loop)
         return _KERNELS[loop]
+
+
+@cache
+def row_kernel_of(loop: RowLoop) -> int | None:
+    """The address of the kernel of a loop over rows."""
+    return function_of(row_loop_text(loop, _ROW_NAME), _ROW_NAME, ())
 
 
 @cache

@@ -3,13 +3,10 @@ Sleef and C's library, so that elements are the same wherever they stand.
 
 What a formula becomes is tried beside the operator as well: results are near, and infinities and NaN are the same.
 Where they are not, the formula with eager's bits is taken, if there is one.
-
-Source: Eigen's rational approximations of the error function and of the hyperbolic tangent; Moshier, Cephes (`expf`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -18,77 +15,16 @@ import torch
 from dovetail.execute.native.claims import Claim, claim_of
 from dovetail.execute.native.formula import (
     Formula,
-    absolute,
-    compared,
     constant,
-    flipped,
-    fma,
     is_by_place,
     root,
-    rounded,
-    select,
-    two_to,
 )
+from dovetail.execute.native.own_functions import erf, exp, expm1, log, log1p, tanh
 from dovetail.execute.native.probes import Question, agrees
 from dovetail.execute.native.trials import answered
-from dovetail.execute.native.vector_activations import (
-    ERF_ABOVE,
-    ERF_BELOW,
-    ERF_END,
-    EXP,
-    LN2,
-    LN2_REST,
-    LOG2_E,
-    TANH_ABOVE,
-    TANH_BELOW,
-    TANH_END,
-)
 from dovetail.ir.program import Node
 
-_EXP_RANGE = (-87.3, 89.0)  # to the least normal number, and to infinity
 _NEAR, _NEAR_ZERO = 2e-5, 5e-6
-
-
-def _clamped(x: Formula, least: float, most: float) -> Formula:
-    """NaN stays NaN."""
-    low, high = constant(least), constant(most)
-    raised = select(compared("lt", x, low), low, x)
-    return select(compared("gt", raised, high), high, raised)
-
-
-def _polynomial(factors: Sequence[float], x: Formula) -> Formula:
-    made = constant(factors[0])
-    for factor in factors[1:]:
-        made = fma(made, x, constant(factor))
-    return made
-
-
-def _exp(x: Formula) -> Formula:
-    """The power is put in by two factors, so that results next to infinity are right. What is not normal is 0: it takes
-    processors a hundred times as long.
-    """
-    is_zero = compared("lt", x, constant(_EXP_RANGE[0]))
-    x = _clamped(x, *_EXP_RANGE)
-    n = rounded("rint", x * constant(LOG2_E))
-    rest = fma(n, constant(-LN2_REST), fma(n, constant(-LN2), x))
-    grown = fma(_polynomial(EXP, rest), rest * rest, rest) + constant(1.0)
-    half = rounded("floor", n * constant(0.5))
-    return select(is_zero, constant(0.0), grown * two_to(half) * two_to(n - half))
-
-
-def _ratio(x: Formula, end: float, above: Sequence[float], below: Sequence[float]) -> Formula:
-    """It is 1 exactly from the end on: what it is subtracted from may be multiplied by a large number."""
-    square = x * x
-    near = x * _polynomial(above, square) / _polynomial(below, square)
-    return select(compared("ge", absolute(x), constant(end)), flipped(constant(1.0), x), near)
-
-
-def _tanh(x: Formula) -> Formula:
-    return _ratio(x, TANH_END, TANH_ABOVE, TANH_BELOW)
-
-
-def _erf(x: Formula) -> Formula:
-    return _ratio(x, ERF_END, ERF_ABOVE, ERF_BELOW)
 
 
 def _inside_tanh(formula: Formula) -> Formula | None:
@@ -105,7 +41,7 @@ def _function_of(formula: Formula) -> str:
 
 
 _ONE, _TWO = constant(1.0), constant(2.0)
-_OWN = {"exp": _exp, "tanh": _tanh, "erf": _erf, "sqrt": root}
+_OWN = {"exp": exp, "tanh": tanh, "erf": erf, "sqrt": root, "ln": log, "log1p": log1p, "expm1": expm1}
 
 
 @lru_cache(maxsize=1024)
@@ -115,7 +51,7 @@ def in_the_loop(formula: Formula) -> Formula:
         return in_the_loop(formula.parts[2])
     parts = tuple(map(in_the_loop, formula.parts))
     if formula.operation == "add" and parts[0] == _ONE and (inner := _inside_tanh(formula.parts[1])) is not None:
-        return _TWO / (_ONE + _exp(in_the_loop(inner) * -_TWO))  # 1 + tanh(u), without cancellation
+        return _TWO / (_ONE + exp(in_the_loop(inner) * -_TWO))  # 1 + tanh(u), without cancellation
     own = _OWN.get(_function_of(formula))
     if own is not None:
         return own(*parts)

@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Protocol
 
 from dovetail.analysis.pairs import may_overlap
+from dovetail.execute.native.row_loop import Part, Rows, RowStep
 from dovetail.ir.program import Node, Operand, TensorMeta, Value
 
 Layout = tuple[object, ...]
@@ -22,12 +23,15 @@ Layout = tuple[object, ...]
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What a claim touches. is_single: one element, by all others. pitch: see `grids.Grid`."""
+    """What a claim touches. is_single: one element, by all others. pitch: see `grids.Grid`. part: what a row of a
+    matrix touches, where it is looked at in rows.
+    """
 
     meta: TensorMeta
     is_single: bool = False
     is_written: bool = False
     pitch: int | None = None
+    part: Part | None = None
 
 
 class RowClaim(Protocol):
@@ -68,6 +72,13 @@ class RowClaim(Protocol):
     @property
     def element(self) -> str:
         """The type of its elements, as LLVM names it."""
+
+    @property
+    def rows(self) -> Rows | None:
+        """The matrix of whose rows it is a function, so that nodes that work on its elements may share its loop."""
+
+    def in_rows(self, rows: Rows) -> tuple[RowStep, ...] | None:
+        """What it does in a loop over rows; None where it cannot be part of one. Only asked where it is proven."""
 
     @property
     def pays_alone(self) -> bool:

@@ -6,6 +6,7 @@ what is kept lies in a buffer of one tile.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from dovetail.execute.native.formula import TRUTHS, Formula
@@ -45,6 +46,25 @@ class Staged:
         return self.instructions[at].operation in _INVARIANT
 
 
+def lowered(formula: Formula, operands: Sequence[int], add: Callable[[Instruction, bool], int]) -> int:
+    """The number of a formula's instruction, whose parts come before it. operands: numbers of theirs. add: gives the
+    number of an instruction; whether it is a truth value.
+    """
+    known: dict[Formula, int] = {}
+
+    def lower(formula: Formula) -> int:
+        if formula.operation == "operand":
+            return operands[formula.place]
+        if formula not in known:
+            number = repr(formula.number) if formula.operation == "constant" else ""
+            parts = tuple(lower(part) for part in formula.parts)
+            is_truth = formula.operation in TRUTHS
+            known[formula] = add(Instruction(formula.operation, parts, number=number), is_truth)
+        return known[formula]
+
+    return lower(formula)
+
+
 def staged(loop: Loop) -> Staged:
     """The instructions of a loop, in stages."""
     made = Staged()
@@ -66,17 +86,9 @@ def staged(loop: Loop) -> Staged:
         cell = loop.cells[given.index]
         return add(Instruction("single" if cell.is_single else "load", index=given.index), cell.is_truth)
 
-    def lower(formula: Formula, operands: list[int]) -> int:
-        if formula.operation == "operand":
-            return operands[formula.place]
-        if formula.operation == "constant":
-            return add(Instruction("constant", number=repr(formula.number)), False)
-        parts = tuple(lower(part, operands) for part in formula.parts)
-        return add(Instruction(formula.operation, parts), formula.operation in TRUTHS)
-
     steps: list[int] = []
     for step in loop.steps:
-        steps.append(lower(step.formula, [source(given, steps) for given in step.sources]))
+        steps.append(lowered(step.formula, [source(given, steps) for given in step.sources], add))
     made.stores = {cell: steps[step] for cell, step in loop.stores}
     _assign_stages(made)
     return made
