@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jax_worker  # beside this file
 
 Array = Any
 Tree = Any
@@ -214,6 +215,21 @@ def _updates(count: int, *, is_sgd: bool) -> tuple[Tree, Callable[..., Any]]:
     return ((weights, gradients), sgd) if is_sgd else ((weights, gradients, first, second, jnp.zeros(())), adamw)
 
 
+def _gpt2(batch: int, time: int) -> tuple[Tree, Callable[..., Any]]:
+    """The GPT-2 of `jax_worker`, with 4 layers; each step draws other masks."""
+    key = next(_KEYS)
+    weights = jax_worker.make_weights(4, key)
+    tokens = jax.random.randint(key, (batch, time), 0, weights["tokens"].shape[0])
+    trained = jax_worker.make_step(checkpoint=False)
+
+    def step(weights: Tree, first: Tree, second: Tree, count: Array) -> Any:
+        *state, loss = trained(weights, first, second, count, tokens, jax.random.fold_in(key, count.astype(int)))
+        return tuple(state), loss
+
+    zeros = jax.tree.map(jnp.zeros_like, weights)
+    return (weights, zeros, jax.tree.map(jnp.copy, zeros), jnp.zeros(())), step
+
+
 SMALL_STEPS: dict[str, Callable[[], tuple[Tree, Callable[..., Any]]]] = {
     "mlp 4x64, batch 32": lambda: _trained(_mlp(64, 32)),
     "mlp 4x256, batch 64": lambda: _trained(_mlp(256, 64)),
@@ -228,6 +244,8 @@ SMALL_STEPS: dict[str, Callable[[], tuple[Tree, Callable[..., Any]]]] = {
     "AdamW, 10 tensors": lambda: _updates(10, is_sgd=False),
     "AdamW, 200 tensors": lambda: _updates(200, is_sgd=False),
     "SGD, 200 tensors": lambda: _updates(200, is_sgd=True),
+    "GPT-2, 4 layers, 1x32": lambda: _gpt2(1, 32),
+    "GPT-2, 4 layers, 4x128": lambda: _gpt2(4, 128),
 }
 
 

@@ -69,9 +69,9 @@ def _dropout(x: Array, key: Array) -> Array:
 def _block(x: Array, p: Tree, key: Array) -> Array:
     keys = jax.random.split(key, 3)
     parts = jnp.split(_linear(_norm(x, p["norm1"]), p["qkv"]), 3, -1)
-    q, k, v = (part.reshape(_BATCH, _TIME, _HEADS, -1).transpose(0, 2, 1, 3) for part in parts)
+    q, k, v = (part.reshape(*x.shape[:2], _HEADS, -1).transpose(0, 2, 1, 3) for part in parts)
     scores = q @ k.transpose(0, 1, 3, 2) / math.sqrt(_WIDTH // _HEADS)
-    scores = jnp.where(jnp.tril(jnp.ones((_TIME, _TIME), bool)), scores, -jnp.inf)
+    scores = jnp.where(jnp.tril(jnp.ones((x.shape[1], x.shape[1]), bool)), scores, -jnp.inf)
     attended = _dropout(jax.nn.softmax(scores, -1), keys[0]) @ v
     x = x + _dropout(_linear(attended.transpose(0, 2, 1, 3).reshape(x.shape), p["out"]), keys[1])
     return x + _dropout(_linear(jax.nn.gelu(_linear(_norm(x, p["norm2"]), p["up"])), p["down"]), keys[2])
@@ -82,7 +82,7 @@ def make_step(*, checkpoint: bool) -> Any:
     block = jax.checkpoint(_block) if checkpoint else _block
 
     def loss_of(weights: Tree, tokens: Array, key: Array) -> Array:
-        x = _dropout(weights["tokens"][tokens] + weights["places"], key)
+        x = _dropout(weights["tokens"][tokens] + weights["places"][: tokens.shape[1]], key)
         for number, p in enumerate(weights["blocks"]):
             x = block(x, p, jax.random.fold_in(key, number))
         scores = _norm(x, weights["norm"]) @ weights["tokens"].T

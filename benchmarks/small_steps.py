@@ -1,4 +1,6 @@
-"""Training steps that spend their time on calls: small networks of several kinds, each a function without arguments."""
+"""Training steps of small networks, which spend their time on calls, and of some larger ones: each a function without
+arguments.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.models import build_workload
+from benchmarks.training_steps import usual_step
 from examples.demo.model import Gpt, GptConfig
 
 Step = Callable[[], object]
@@ -123,6 +127,13 @@ def updates(kind: Callable[..., torch.optim.Optimizer], count: int) -> Step:
     return kind(parameters, 1e-3).step
 
 
+def larger(model: str) -> Step:
+    """The usual step of a model of `benchmarks.models.MODELS`, dropout included."""
+    workload = build_workload(model)
+    step, _ = usual_step(workload.model)
+    return lambda: step(workload.inputs)
+
+
 SMALL_STEPS: dict[str, Callable[[], Step]] = {
     "mlp 4x64, batch 32": lambda: mlp(64, 32),
     "mlp 4x256, batch 64": lambda: mlp(256, 64),
@@ -137,4 +148,9 @@ SMALL_STEPS: dict[str, Callable[[], Step]] = {
     "AdamW, 10 tensors": lambda: updates(torch.optim.AdamW, 10),
     "AdamW, 200 tensors": lambda: updates(torch.optim.AdamW, 200),
     "SGD, 200 tensors": lambda: updates(torch.optim.SGD, 200),
+    "GPT-2, 4 layers, 1x32": lambda: larger("gpt2-4-short"),
+    "GPT-2, 4 layers, 4x128": lambda: larger("gpt2-4"),
+    "BERT, 4 layers, 4x128": lambda: larger("bert"),
+    "Llama, 4 layers, 4x128": lambda: larger("llama"),
+    "ResNet-18, 8 images": lambda: larger("resnet18"),
 }
