@@ -69,7 +69,8 @@ class ReachableState:
         """Look again; `changes` and `restore` are about what is there now."""
         with collection_paused():
             walk = self._walk = Walk(self._target, self._arguments, self._extra, self._read)
-        self.__dict__.pop("_lines", None)
+        for found in ("_locator", "_by_path"):
+            self.__dict__.pop(found, None)
         self._modes: Hashable = ambient_modes()
         first = sorted((min(slots, key=lambda slot: slot[:2]), key) for key, slots in walk.slots.items())
         self.tensors = [(slot[2], walk.tensors[key]) for slot, key in first]
@@ -155,8 +156,7 @@ class ReachableState:
 
     def slot(self, path: Path) -> Slot:
         """The slot of a path, whatever it holds. Raises: LookupError where nothing leads there."""
-        *home, _ = path
-        containers = [container for container in self._walk.containers if container.path == tuple(home)]
+        containers = self._by_path.get(path[:-1], ())
         for container in containers:
             for key in container.keys:
                 if container.path_of(key) == path:
@@ -168,6 +168,14 @@ class ReachableState:
                 if type(path[-1]) is tuple:  # a tensor, called by where it is held
                     return Slot(container, self.slot(path[-1]).read())
         raise LookupError(path)
+
+    @cached_property
+    def _by_path(self) -> dict[Path, list[Container]]:
+        """The containers, in order, by their paths: each input, and all that is made, is found by its path."""
+        found: dict[Path, list[Container]] = {}
+        for container in self._walk.containers:
+            found.setdefault(container.path, []).append(container)
+        return found
 
     def path_of(self, slot: Slot) -> Path:
         """The path of a slot, also of one that came to be since this was made."""
