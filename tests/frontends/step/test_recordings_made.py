@@ -87,6 +87,20 @@ def _never(net: Module, other: Module, optimizer: Optimizer, second: Optimizer, 
     return loss.detach()
 
 
+def _in_parts(net: Module, other: Module, optimizer: Optimizer, second: Optimizer, x: Tensor) -> Tensor:
+    for part in range(3):
+        net(x + part).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return x.sum()
+
+
+def _between(net: Module, other: Module, optimizer: Optimizer, second: Optimizer, x: Tensor) -> Tensor:
+    net(x).sum().backward()
+    optimizer.zero_grad()
+    return _at_the_end(net, other, optimizer, second, x)
+
+
 def _asked_for(net: Module, other: Module, optimizer: Optimizer, second: Optimizer, x: Tensor) -> Tensor:
     had = sum(weight.grad is not None for weight in net.parameters())
     return _at_the_end(net, other, optimizer, second, x) + had
@@ -98,6 +112,8 @@ STEPS: list[tuple[Step, int]] = [
     (_before_backward, 1),
     (_one_after_the_other, 1),
     (_never, 2),
+    (_in_parts, 1),
+    (_between, 1),
     (_asked_for, 1),
 ]
 
