@@ -7,7 +7,6 @@ view or a copy by it, and work in place keeps to it: so programs must say what t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import torch
@@ -16,21 +15,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dovetail.torch_compat.convolutions import convolved_on_fakes
 from dovetail.torch_compat.cudnn_layers import run_layer_on_fakes
-from dovetail.torch_compat.dispatch import Overload, schema_of, tags_of
 from dovetail.torch_compat.kernel_strides import (
-    ALIKE,
     CONTIGUOUS,
+    DTYPE_OF_FIRST,
     ELEMENTWISE,
     IN_MEMORY_FORMAT,
-    ITERATORS,
     LOSSES,
-    NUMBER_APART,
-    OWN_WAY,
     VIEWS,
     Layout,
     expand_strides,
+    is_elementwise,
     iterator_strides,
+    layouts_read,
     like_strides,
+    operands_read,
+    place_of_model,
     view_strides,
 )
 from dovetail.torch_compat.resampling import resampled_on_fakes
@@ -46,8 +45,9 @@ def as_laid_out(op: Any, args: Sequence[Any], result: Any) -> Any:
     Many fakes run a decomposition, which reads the operands in another order than the kernel, or keeps strides where
     the kernel gives a contiguous tensor: gradients of activations, losses and norms, and a few elementwise operators.
     """
-    rule = _RULES.get(op)
-    if rule is not None:
+    if op in DTYPE_OF_FIRST and result.dtype is not args[0].dtype:
+        result = torch.empty_strided(result.shape, result.stride(), dtype=args[0].dtype, device=result.device)
+    if (rule := _RULES.get(op)) is not None:
         return rule(args[0], result if rule is not _batch_norm else _with_mixed_statistics(args, result))
     if op in IN_MEMORY_FORMAT:
         return _in_memory_format(args[IN_MEMORY_FORMAT[op]], result)
@@ -61,10 +61,20 @@ def as_laid_out(op: Any, args: Sequence[Any], result: Any) -> Any:
     if op is _aten.expand.default:
         stride = expand_strides(args[0].shape, args[0].stride(), result.shape, result.stride())
         return args[0].as_strided(result.shape, stride) if stride else result
-    if op in ALIKE and _first_of(result).device.type == "cpu" and _is_plain(args[ALIKE[op]]):
-        return _alike(args[ALIKE[op]], result)
-    order = _order_of_operands(op, args)
-    if order is not None:
+    place = place_of_model(op, args)
+    if place is not None and _first_of(result).device.type == "cpu" and _is_plain(args[place]):
+        return _alike(args[place], result)
+    return _of_elementwise(op, args, result)
+
+
+def _of_elementwise(op: Any, args: Sequence[Any], result: Any) -> Any:
+    on_cpu = isinstance(result, torch.Tensor) and result.device.type == "cpu"
+    if op is _aten.ldexp.Tensor and on_cpu and (args[1].is_floating_point() or not args[0].is_floating_point()):
+        # a product with a power of two, which is contiguous
+        return _like_operands([args[0], args[1].new_empty(args[1].shape)], result)
+    if op is _aten.angle.default and on_cpu and args[0].is_complex():
+        return _contiguous(result)
+    if (order := _order_of_operands(op, args)) is not None:
         return _each(lambda made: _like_operands([args[place] for place in order], made), result)
     return _with_small_dimensions(op, args, result)
 
@@ -77,16 +87,16 @@ def run_on_fakes(op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
         return run_layer_on_fakes(*args)
     if op is _aten._ctc_loss_backward.Tensor:  # torch has no fakes of it
         return torch.empty_like(args[1], memory_format=torch.contiguous_format)
-    if op is _aten._ctc_loss.default:
-        return _ctc_loss(*args)
-    if op is _aten._ctc_loss.Tensor:
-        return _ctc_loss_of_unknown_lengths(*args)
+    if op in (_aten._ctc_loss.default, _aten._ctc_loss.Tensor):
+        return (_ctc_loss if op is _aten._ctc_loss.default else _ctc_loss_of_unknown_lengths)(*args)
     if (made := convolved_on_fakes(op, args)) is not None or (made := resampled_on_fakes(op, args)) is not None:
         return made
     if op is _aten.native_batch_norm.default and (normed := _normed(*args)) is not None:
         return normed
     if op is _aten.linalg_lstsq.default and (made := least_squares(*args, **kwargs)) is not None:
         return made
+    if op in LOSSES and 0 in args[1].shape:  # torch's fakes divide by the number of elements
+        return args[1].new_empty(torch.broadcast_shapes(args[1].shape, args[2].shape))
     with answered_anew(op, args):
         return op(*args, **kwargs)
 
@@ -186,9 +196,7 @@ def _like_operands(operands: Sequence[Any], result: torch.Tensor) -> torch.Tenso
     """The result of an elementwise kernel that reads its operands in this order; numbers are among them."""
     tensors = [operand for operand in operands if isinstance(operand, torch.Tensor)]
     if all(map(_is_plain, (result, *tensors))):
-        numbers: list[Layout] = [((), ())] * (len(operands) - len(tensors))
-        layouts = [(tuple(one.shape), one.stride()) for one in tensors]
-        return _blank(result, iterator_strides(result.shape, [*layouts, *numbers]))
+        return _blank(result, iterator_strides(result.shape, layouts_read(operands, result)))
     if any(operand.shape != result.shape for operand in tensors):
         tensors = list(torch.broadcast_tensors(*tensors))
     return _blank(result, compute_elementwise_output_strides(*tensors))
@@ -232,9 +240,9 @@ def _with_small_dimensions(op: Any, args: Sequence[Any], result: Any) -> Any:
         return _blank(first, iterator_strides(first.shape, halves))
     if op is _aten.index.Tensor:
         return _indexed(args[0], args[1], first)
-    if not _is_elementwise(op) or first is not result:
+    if not is_elementwise(op) or first is not result:
         return result
-    return _like_operands(_operands_of(op, args), first)
+    return _like_operands(operands_read(op, args), first)
 
 
 def _alike(like: torch.Tensor, result: Any) -> Any:
@@ -255,24 +263,6 @@ def _indexed(x: torch.Tensor, indices: Sequence[torch.Tensor | None], result: to
     stands = (*x.stride()[:before], *[0] * index.dim(), *x.stride()[before + 1 :])
     layouts: list[Layout] = [(tuple(result.shape), stands), ((*[1] * before, *index.shape, *[1] * after), stride)]
     return _blank(result, iterator_strides(result.shape, layouts))
-
-
-@cache
-def _is_elementwise(op: Any) -> bool:
-    if op in ITERATORS:
-        return True
-    if not isinstance(op, Overload) or torch.Tag.pointwise not in tags_of(op) or schema_of(op).is_mutable:
-        return False
-    return op not in OWN_WAY and schema_of(op).namespace == "aten"
-
-
-def _operands_of(op: Any, args: Sequence[Any]) -> list[Any]:
-    """What an elementwise kernel reads: its tensors, and the numbers that it takes for tensors."""
-    schema = schema_of(op)
-    described = zip(args, schema.arguments, strict=False)
-    meant = [one for one, told in described if isinstance(one, torch.Tensor) or told.type == "Tensor"]
-    takes_number = "scalar" in schema.overload.lower() and op not in NUMBER_APART
-    return [*meant, 0] if takes_number else meant
 
 
 class RightLayouts(TorchDispatchMode):

@@ -9,10 +9,14 @@ with their fakes over memory formats, transposed operands and dimensions of size
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, TypeAlias
 
 import torch
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
+
+from dovetail.torch_compat.dispatch import Overload, schema_of, tags_of
 
 _aten = torch.ops.aten
 
@@ -32,6 +36,27 @@ def iterator_strides(shape: Sequence[int], operands: Sequence[Layout]) -> tuple[
     return _packed(shape, _ordered(shape, [_broadcast(shape, *operand) for operand in operands]))
 
 
+def layouts_read(operands: Sequence[Any], made: torch.Tensor) -> list[Layout]:
+    """How an elementwise kernel that makes a tensor reads its operands, of plain sizes; numbers come last.
+
+    On CPU it first converts those of another dtype than the common one, each by itself, to a tensor without gaps: no
+    dimension of it is expanded any more. Source: `compute_types` in ATen/TensorIterator.cpp.
+    """
+    tensors = [operand for operand in operands if isinstance(operand, torch.Tensor)]
+    numbers: list[Layout] = [((), ())] * (len(operands) - len(tensors))
+    chooses = tensors[0].dtype is torch.bool and len(tensors) == 3  # `where` converts but what it chooses from
+    counted = tensors[1:] if chooses else operands
+    common = elementwise_dtypes(*counted, type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT)[1]
+    if made.is_floating_point() and not (common.is_floating_point or common.is_complex):
+        common = made.dtype
+    layouts = []
+    for place, one in enumerate(tensors):
+        is_read_so = one.dtype is common or made.device.type != "cpu" or (chooses and not place)
+        shape, stride = tuple(one.shape), one.stride()
+        layouts.append((shape, stride if is_read_so else like_strides(shape, stride)))
+    return [*layouts, *numbers]
+
+
 def like_strides(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]:
     """Strides of a new tensor that is to lie as another one. Source: `empty_like` in ATen/TensorFactories.cpp, and
     `infer_dense_strides` in ATen/ExpandUtils.cpp.
@@ -39,6 +64,32 @@ def like_strides(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]
     if _is_packed(shape, stride, _by_stride(shape, stride)):
         return tuple(stride)
     return _packed(shape, _ordered(shape, [stride]))
+
+
+def place_of_model(op: Any, args: Sequence[Any]) -> int | None:
+    """The place of the operand that a kernel's result lies as, if that is dense; None where it is none."""
+    if op in _ALIKE_FOR_SOME and _ALIKE_FOR_SOME[op](args[0].dtype):
+        return 0
+    return ALIKE.get(op)
+
+
+@cache
+def is_elementwise(op: Any) -> bool:
+    """Whether an operator's kernel asks `TensorIterator` for the strides of its result."""
+    if op in ITERATORS:
+        return True
+    if not isinstance(op, Overload) or torch.Tag.pointwise not in tags_of(op) or schema_of(op).is_mutable:
+        return False
+    return op not in OWN_WAY and schema_of(op).namespace == "aten"
+
+
+def operands_read(op: Any, args: Sequence[Any]) -> list[Any]:
+    """What an elementwise kernel reads: its tensors, and the numbers that it takes for tensors."""
+    schema = schema_of(op)
+    described = zip(args, schema.arguments, strict=False)
+    meant = [one for one, told in described if isinstance(one, torch.Tensor) or told.type == "Tensor"]
+    takes_number = "scalar" in schema.overload.lower() and op not in NUMBER_APART
+    return [*meant, 0] if takes_number else meant
 
 
 def view_strides(shape: Sequence[int], stride: Sequence[int], wanted: Sequence[int]) -> tuple[int, ...] | None:
@@ -159,10 +210,14 @@ IN_MEMORY_FORMAT: dict[Any, int] = {
 VIEWS = frozenset({_aten.view.default, _aten._unsafe_view.default})
 # Kernels whose results lie as an operand does, if that is dense: by its place.
 ALIKE: dict[Any, int] = {
+    _aten._conj_physical.default: 0,
     _aten._prelu_kernel.default: 0,
     _aten.binary_cross_entropy.default: 0,
     _aten.binary_cross_entropy_backward.default: 1,
     _aten.binary_cross_entropy_with_logits.default: 1,
+    _aten.deg2rad.default: 0,
+    _aten.fill.Scalar: 0,
+    _aten.fill.Tensor: 0,
     _aten.flip.default: 0,
     _aten.frexp.Tensor: 0,
     _aten.full_like.default: 0,
@@ -171,12 +226,20 @@ ALIKE: dict[Any, int] = {
     _aten.log_sigmoid_backward.default: 0,
     _aten.nan_to_num.default: 0,
     _aten.ones_like.default: 0,
+    _aten.rad2deg.default: 0,
     _aten.rand_like.default: 0,
     _aten.randn_like.default: 0,
     _aten.sort.default: 0,
     _aten.sort.stable: 0,
     _aten.zeros_like.default: 0,
 }
+# The same, for some dtypes of the first operand.
+_ALIKE_FOR_SOME: dict[Any, Callable[[torch.dtype], bool]] = {
+    _aten.abs.default: lambda dtype: dtype.is_complex,
+    _aten.isinf.default: lambda dtype: not dtype.is_complex and not dtype.is_floating_point,
+}
+# Losses in the dtype of their first operand, whatever the second one has; fakes take the wider of both.
+DTYPE_OF_FIRST = frozenset({_aten.huber_loss.default, _aten.soft_margin_loss.default})
 # Kernels that ask `TensorIterator` for strides and are not marked as elementwise.
 ITERATORS = frozenset(
     {
@@ -185,6 +248,7 @@ ITERATORS = frozenset(
         _aten.lerp.Scalar,
         _aten.lerp.Tensor,
         _aten.mse_loss.default,
+        _aten.polar.default,
         _aten.smooth_l1_loss.default,
     }
 )
@@ -216,7 +280,13 @@ ELEMENTWISE: dict[Any, tuple[int, ...]] = {
     _aten.hardsigmoid_backward.default: (0, 1),
     _aten.hardswish_backward.default: (0, 1),
     _aten.hardtanh_backward.default: (0, 1),
+    _aten.heaviside.default: (0, 1),
     _aten.leaky_relu_backward.default: (1, 0),
+    _aten.logaddexp.default: (0, 1),
+    _aten.logaddexp2.default: (0, 1),
+    _aten.logical_and.default: (0, 1),
+    _aten.logical_or.default: (0, 1),
+    _aten.logical_xor.default: (0, 1),
     _aten.logit_backward.default: (0, 1),
     _aten.mish_backward.default: (0, 1),
     _aten.native_dropout_backward.default: (0, 1),

@@ -35,6 +35,8 @@ def resampled_on_fakes(op: Any, args: Sequence[Any]) -> torch.Tensor | None:
     given: torch.Tensor = args[0]
     sizes = [*args[2]] if op in _BACKWARD else [*given.shape[:2], *args[1]]
     is_symbolic = any(isinstance(size, torch.SymInt) for size in (*given.shape, *sizes))
-    if given.device.type != "cpu" or not is_symbolic or len(sizes) != given.dim():
+    is_empty = type(given.shape[0]) is int and given.shape[0] == 0  # a batch, for which torch's fakes of some fail
+    is_empty = is_empty and not is_symbolic and 0 not in (*given.shape[1:], *sizes[1:])
+    if given.device.type != "cpu" or not (is_symbolic or is_empty) or len(sizes) != given.dim():
         return None
     return given.new_empty(sizes).to(memory_format=suggest_memory_format(given))

@@ -75,9 +75,49 @@ def check_expand_strides() -> str | None:
     return first_difference(*found)
 
 
+def check_layouts_read() -> str | None:
+    """Products and choices of an expanded tensor and one of another dtype, which is converted, or is not."""
+    found = []
+    x = torch.ones(2, 3, 1, device="cpu").expand(2, 3, 4)
+    for dtype in (torch.float64, torch.float32, torch.int64):
+        other = torch.ones(2, 4, 3, dtype=dtype, device="cpu").mT
+        for operands, made in (((x, other), x * other), ((x > 0, other, x), torch.where(x > 0, other, x))):
+            told = kernel_strides.iterator_strides(made.shape, kernel_strides.layouts_read(operands, made))
+            found.append((f"strides of {len(operands)} operands with {dtype}", told, made.stride()))
+    return first_difference(*found)
+
+
+def check_operands_read() -> str | None:
+    """Tensors, and numbers that stand for tensors: sums and powers with a number."""
+    x = torch.ones(2, 1, 4, device="cpu").mT
+    found: list[tuple[str, object, object]] = []
+    for op, count in ((torch.ops.aten.add.Tensor, 2), (torch.ops.aten.pow.Tensor_Scalar, 1)):
+        operands = kernel_strides.operands_read(op, (x, 2))
+        made = op(x, 2)
+        told = kernel_strides.iterator_strides(made.shape, kernel_strides.layouts_read(operands, made))
+        found += [(f"operands of {op}", len(operands), count), (f"strides of {op}", told, made.stride())]
+    return first_difference(*found)
+
+
+def check_place_of_model() -> str | None:
+    """Magnitudes of complex numbers lie as these; those of real numbers are asked of `TensorIterator`."""
+    found: list[tuple[str, object, object]] = []
+    for dtype, place in ((torch.complex64, 0), (torch.float32, None)):
+        x = torch.ones(1, 3, dtype=dtype, device="cpu").t()
+        told = kernel_strides.place_of_model(torch.ops.aten.abs.default, (x,))
+        found += [
+            (f"model of {dtype}", told, place),
+            (f"strides of {dtype}", x.abs().stride() == x.stride(), told == 0),
+        ]
+    return first_difference(*found)
+
+
 def _ordered(shape: tuple[int, ...], order: tuple[int, ...]) -> torch.Tensor:
     made = torch.ones([shape[dim] for dim in order])
     return made.permute([order.index(dim) for dim in range(len(order))])
 
 
-CHECKS = (check_iterator_strides, check_like_strides, check_view_strides, check_expand_strides)
+CHECKS = (
+    *(check_iterator_strides, check_like_strides, check_view_strides, check_expand_strides),
+    *(check_layouts_read, check_operands_read, check_place_of_model),
+)
