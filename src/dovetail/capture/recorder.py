@@ -260,7 +260,7 @@ class Recorder(RecordsSparse, RecordsFacts, PlainMode):
         refuse_order_dependent_write(func, operands, keyword_operands, self._origins)
         try:
             with kernels_for_symbolic_sizes() if self.symbols else nullcontext():
-                result = as_laid_out(func, args, self._run(func, args, keywords))
+                result = as_laid_out(func, args, self._run(func, args, keywords), keywords)
         except NO_FAKE_KERNEL_ERRORS as error:
             raise NoFakeKernel(operator=str(func), origin=self._origins.here()) from error
         except DATA_DEPENDENT_ERRORS as error:

@@ -86,7 +86,7 @@ def _layouts(func: Overload, args: Sequence[Any], others: Mapping[str, Any]) -> 
     variant = functional_variant(func, writes)
     if not (isinstance(variant.target, Overload) and variant.drops_out):
         return None
-    given = as_laid_out(variant.target, args, variant.target(*args, **others))
+    given = as_laid_out(variant.target, args, variant.target(*args, **others), others)
     results = list(given) if isinstance(given, list | tuple) else [given]
     return [result.stride() for result in results]
 

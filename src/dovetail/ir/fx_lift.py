@@ -278,7 +278,7 @@ class _Lifter:
         try:
             given = [self._live(operand) for operand in args]
             named = {name: self._live(operand) for name, operand in kwargs}
-            result = as_laid_out(target, given, self._result(node, target, given, named))
+            result = as_laid_out(target, given, self._result(node, target, given, named), named)
         except (*DATA_DEPENDENT_ERRORS, *NO_FAKE_KERNEL_ERRORS) as error:
             if self.given.has_traced_sizes and node.meta.get("val") is not None and gives_fresh_results(target):
                 return self._description(node)

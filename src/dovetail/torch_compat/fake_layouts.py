@@ -39,7 +39,7 @@ from dovetail.torch_compat.zero_tensors import answered_anew
 _aten = torch.ops.aten
 
 
-def as_laid_out(op: Any, args: Sequence[Any], result: Any) -> Any:
+def as_laid_out(op: Any, args: Sequence[Any], result: Any, kwargs: Mapping[str, Any] | None = None) -> Any:
     """The results of an operator on fakes, in the layout that the operator gives them.
 
     Many fakes run a decomposition, which reads the operands in another order than the kernel, or keeps strides where
@@ -61,6 +61,8 @@ def as_laid_out(op: Any, args: Sequence[Any], result: Any) -> Any:
     if op is _aten.expand.default:
         stride = expand_strides(args[0].shape, args[0].stride(), result.shape, result.stride())
         return args[0].as_strided(result.shape, stride) if stride else result
+    if kwargs and kwargs.get("memory_format") not in (None, torch.preserve_format):
+        return result
     place = place_of_model(op, args)
     if place is not None and _first_of(result).device.type == "cpu" and _is_plain(args[place]):
         return _alike(args[place], result)
@@ -272,7 +274,7 @@ class RightLayouts(TorchDispatchMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Run the operator, and put its results right."""
-        return as_laid_out(func, args, run_on_fakes(func, args, kwargs or {}))
+        return as_laid_out(func, args, run_on_fakes(func, args, kwargs or {}), kwargs)
 
 
 def _batch_norm(x: torch.Tensor, result: Sequence[Any]) -> Any:
