@@ -38,7 +38,7 @@ _COLUMNS = (2, 3, 5, 7, 8, 16, 31, 64, 65, 100, 257, 300, 2049, 4100)
 
 @dataclass(frozen=True)
 class RowProgram:
-    """function: of x, y (whole), w, b (a row), e (one number for each row) and s (a number)."""
+    """function: of x, y (whole), w, b (a row), e, f (one number for each row) and s (a number)."""
 
     text: str
     function: Callable[..., tuple[Tensor, ...]]
@@ -48,9 +48,9 @@ class RowProgram:
 class _Draft:
     """The statements of a program, and which values there are: whole ones, and those of one number for each row."""
 
-    def __init__(self, drawn: random.Random, columns: int) -> None:
+    def __init__(self, drawn: random.Random, columns: int, whole: list[str], each: list[str]) -> None:
         self.drawn, self.columns = drawn, columns
-        self.whole, self.each, self.lines = ["x", "y"], ["e"], list[str]()
+        self.whole, self.each, self.lines = whole, each, list[str]()
 
     def a_whole(self) -> str:
         """One of the last whole values, mostly."""
@@ -77,7 +77,7 @@ class _Draft:
         elif kind == 5:
             self._say(t, f"torch.where({self.a_whole()} > {self.other()}, {self.a_whole()}, s)", self.whole)
         elif kind == 6:
-            written = self.drawn.choice([name for name in self.whole if name.startswith("t")] or ["x"])
+            written = self.drawn.choice([name for name in self.whole if name.startswith("t")] or self.whole[:1])
             self.lines.append(f"{written}.{self.drawn.choice(['add_', 'mul_'])}({self.other()})")
         elif kind == 7 and self.columns % 2 == 0:
             part = self.drawn.choice(_PARTS).format(t=t, a=self.a_whole(), e=self.drawn.choice(self.each))
@@ -97,16 +97,18 @@ def drawn_program(seed: int) -> RowProgram:
     drawn, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     columns = drawn.choice(_COLUMNS if drawn.random() < 0.3 else _COLUMNS[:-2])
     size = (*drawn.choice([(), (2,), (3, 2)]), drawn.choice([1, 2, 3, 8, 17]), columns)
-    draft = _Draft(drawn, columns)
+    drafts = [_Draft(drawn, columns, ["x", "y"], ["e", "f"])]
+    if drawn.random() < 0.5:  # two that share no memory
+        drafts = [_Draft(drawn, columns, ["x"], ["e"]), _Draft(drawn, columns, ["y"], ["f"])]
     for at in range(drawn.randrange(3, 14)):
-        draft.add(at)
-    names = [name for name in (*draft.whole, *draft.each) if name.startswith("t")] or ["y"]
+        drawn.choice(drafts).add(at)
+    names = [name for draft in drafts for name in (*draft.whole, *draft.each) if name.startswith("t")] or ["y"]
     results = ", ".join([*drawn.sample(names, min(len(names), 3)), "x"])
-    lines = "".join(f"    {line}\n" for line in draft.lines)
-    text = f"def run(x, y, w, b, e, s):\n{lines}    return {results}\n"
+    lines = "".join(f"    {line}\n" for draft in drafts for line in draft.lines)
+    text = f"def run(x, y, w, b, e, f, s):\n{lines}    return {results}\n"
     made: dict[str, Any] = {}
     exec(text, {"torch": torch, "F": F}, made)
-    sizes = (size, size, (columns,), (columns,), (*size[:-1], 1), ())
+    sizes = (size, size, (columns,), (columns,), (*size[:-1], 1), (*size[:-1], 1), ())
     given = tuple(torch.randn(each, generator=generator) for each in sizes)
     return RowProgram(text, made["run"], given)
 

@@ -97,6 +97,18 @@ def test_rows_are_the_same_wherever_they_stand(name: str) -> None:
         assert torch.equal(a[100:104], b)
 
 
+def test_loops_over_rows_without_a_function_of_rows() -> None:
+    """Numbers for each row, and all elements, share a loop beside another one that has a sum in it."""
+
+    def run(x: Tensor, y: Tensor, norm: Tensor) -> tuple[Tensor, ...]:
+        scale = norm * 2.0 + 1.0
+        return (y * 1.5).softmax(-1), scale, x * scale + x
+
+    given = torch.randn(16, 24), torch.randn(16, 24), torch.randn(16, 1)
+    for found, wanted in zip(_fast(run, *given), run(*given), strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
 def _loops(function: Function, *given: Any, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The nodes of each row of the clusters that are made."""
     found: list[list[str]] = []

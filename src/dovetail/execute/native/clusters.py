@@ -234,7 +234,7 @@ class _Memory:
         others = {v.tensor.storage for v in stored} - memory.addresses.keys() - {v.tensor.storage for v in taken}
         made = self._made(claims, others, places)
         known = Storages(unread, self.loose)
-        found = {at: row_of(row.claims, known, places.addresses) for at, row in enumerate(rows)}
+        found = {at: row_of(row.claims, known, places.addresses, row.rows) for at, row in enumerate(rows)}
         ready = {at: row for at, row in found.items() if row is not None}
         if made is None or not ready:
             return None
@@ -265,7 +265,7 @@ class _Memory:
 
     def _row_of_one(self, claim: RowClaim, addresses: Mapping[Value, Address]) -> ReadyRow | None:
         """The row of a claim by itself."""
-        return row_of([claim], Storages((), self.loose), addresses)
+        return row_of([claim], Storages((), self.loose), addresses, claim.rows)
 
     def _before(self, run: Run, claims: list[RowClaim], first: int, last: int) -> tuple[tuple[Node, ...], list[Node]]:
         """The nodes of a part of a run that run before it, and those whose numbers it computes."""

@@ -24,28 +24,34 @@ from dovetail.execute.native.recurrent_rows import RecurrentClaim, recurrent_cla
 from dovetail.execute.native.rounding import RoundingClaim, rounding_claim
 from dovetail.execute.native.row_copies import RowCopyClaim, row_copy_claim
 from dovetail.execute.native.row_functions import RowFunctionClaim, row_function_claim
+from dovetail.execute.native.row_loop import Rows
 from dovetail.execute.native.row_loops import row_of_rows
 from dovetail.execute.native.rows import Addresses, ReadyRow, RowClaim, Storages
 from dovetail.execute.native.sums import SumClaim, sum_claim, sum_row
 from dovetail.ir.program import Node
 
 
+def _none(claims: Sequence[Any], storages: Storages, addresses: Addresses) -> ReadyRow | None:
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class RowKind:
     """claim_of: the claim on a node, as far as descriptions say; None where it is of another kind. row_of: the row of
-    claims, given the storages in which what is written is not read later; None where there is none to run. alone: what
-    a call of the node by itself costs besides (`native.costs`). rounds: whether results differ by rounding.
+    claims, given the storages in which what is written is not read later; None where there is none to run. Those of
+    rows of a matrix have none of their own. alone: what a call of the node by itself costs besides (`native.costs`).
+    rounds: whether results differ by rounding.
     """
 
     claim_of: Callable[[Node], RowClaim | None]
-    row_of: Callable[[Sequence[Any], Storages, Addresses], ReadyRow | None]
+    row_of: Callable[[Sequence[Any], Storages, Addresses], ReadyRow | None] = _none
     alone: float = 0.0
     rounds: bool = False
 
 
 KINDS: dict[type, RowKind] = {
-    RowFunctionClaim: RowKind(row_function_claim, row_of_rows, rounds=True),
-    RowCopyClaim: RowKind(row_copy_claim, row_of_rows, rounds=True),
+    RowFunctionClaim: RowKind(row_function_claim, rounds=True),
+    RowCopyClaim: RowKind(row_copy_claim, rounds=True),
     RoundingClaim: RowKind(rounding_claim, loop_row, rounds=True),
     KernelClaim: RowKind(kernel_claim, kernel_row),
     Claim: RowKind(claim_of, loop_row),
@@ -72,8 +78,10 @@ def claim_on(node: Node, *, rounds: bool = False) -> RowClaim | None:
     return next((claim for kind in kinds if (claim := kind.claim_of(node)) is not None), None)
 
 
-def row_of(claims: Sequence[RowClaim], storages: Storages, addresses: Addresses) -> ReadyRow | None:
-    """The row of claims of one kind, or of those that share a loop over rows: see `RowKind`."""
-    if any(claim.rows is not None for claim in claims):
-        return row_of_rows(claims, storages, addresses)
+def row_of(
+    claims: Sequence[RowClaim], storages: Storages, addresses: Addresses, rows: Rows | None = None
+) -> ReadyRow | None:
+    """The row of claims of one kind, or of those that share a loop over the rows of a matrix: see `RowKind`."""
+    if rows is not None:
+        return row_of_rows(claims, rows, storages, addresses)
     return KINDS[type(claims[0])].row_of(claims, storages, addresses)

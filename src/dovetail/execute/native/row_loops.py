@@ -19,9 +19,8 @@ from dovetail.ir.program import Operand, Value
 _Piece: TypeAlias = tuple[object, object, Part]  # of memory: storage and offset, or an address, and what rows read
 
 
-def row_of_rows(claims: Sequence[RowClaim], storages: Storages, addresses: Addresses) -> ReadyRow | None:
-    """The row of claims that share a loop over rows; None where it would store nothing."""
-    rows = next(claim.rows for claim in claims if claim.rows is not None)
+def row_of_rows(claims: Sequence[RowClaim], rows: Rows, storages: Storages, addresses: Addresses) -> ReadyRow | None:
+    """The row of claims that share a loop over the rows of a matrix; None where it would store nothing."""
     return _Builder(claims, rows, storages, addresses).build()
 
 
@@ -72,8 +71,12 @@ class _Builder:
         return ReadyRow(kernel, elements, tuple(self.pointers), tuple(self.handed), more=more, checks=checks)
 
     def _steps(self) -> list[RowStep]:
-        found = [claim.in_rows(self.rows) for claim in self.claims]
-        return [step for steps in found if steps is not None for step in steps]
+        found: list[RowStep] = []
+        for claim in self.claims:
+            steps = claim.in_rows(self.rows)
+            assert steps is not None, "only claims that work on these rows are arranged"
+            found += steps
+        return found
 
     def _source(self, operand: Operand, part: Part | float | None) -> Source:
         if isinstance(part, Part):
