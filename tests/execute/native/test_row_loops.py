@@ -146,6 +146,32 @@ def test_parts_are_written_where_they_belong(monkeypatch: pytest.MonkeyPatch) ->
     torch.testing.assert_close(found, rotated_halves(x, cos, sin))
 
 
+def test_any_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One program, whose number of rows is a symbol."""
+
+    def run(x: Tensor, w: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
+        h = x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * w
+        return (h + e).softmax(-1), h.sum(-1) * 2
+
+    sizes = set()
+    made = clusters.row_of
+
+    def seen(claims: Any, storages: Any, addresses: Any, rows: Any = None) -> Any:
+        if rows is not None:
+            sizes.add(isinstance(rows.rows, int))
+        return made(claims, storages, addresses, rows)
+
+    monkeypatch.setattr(clusters, "row_of", seen)
+    compiled = torch.compile(run, backend="dovetail", options={"numerics": "fast"})
+    with torch.no_grad():
+        for rows in (5, 7, 0, 400, 9):
+            given = torch.randn(rows, 3, 64), torch.randn(64), torch.randn(rows, 3, 1)
+            for found, wanted in zip(compiled(*given), run(*given), strict=True):
+                assert found.stride() == wanted.stride()
+                torch.testing.assert_close(found, wanted)
+    assert sizes == {True, False}
+
+
 def test_a_row_that_every_row_reads_may_be_written() -> None:
     """The first row is read by all, and then written."""
     x = torch.randn(8, 32)

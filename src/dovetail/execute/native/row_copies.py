@@ -8,7 +8,7 @@ import torch
 
 from dovetail.execute.native.copies import CopyClaim, copy_parts
 from dovetail.execute.native.formula import operand
-from dovetail.execute.native.row_loop import Rows, RowStep, whole
+from dovetail.execute.native.row_loop import Rows, RowStep, matrix, whole
 from dovetail.ir.program import Node
 
 
@@ -19,7 +19,7 @@ class RowCopyClaim(CopyClaim):
     @property
     def rows(self) -> Rows:
         """The rows of a part."""
-        return Rows(self.parts[0].rows, self.parts[0].width)
+        return matrix((self.parts[0].rows,), self.parts[0].width)
 
     def in_rows(self, rows: Rows) -> tuple[RowStep, ...] | None:
         """Each part is copied, row by row."""

@@ -14,12 +14,13 @@ from dovetail.execute.native.bounds import Bounds, check_row
 from dovetail.execute.native.claim_base import PlacedBase
 from dovetail.execute.native.claims import is_number
 from dovetail.execute.native.driver import THREADED
-from dovetail.execute.native.row_loop import EACH, SINGLE, WHOLE, Part, Read, Rows, RowStep, Span
+from dovetail.execute.native.row_loop import EACH, SINGLE, WHOLE, Part, Read, Rows, RowStep, Span, matrix
 from dovetail.execute.native.row_rules import ROW_RULES, Arguments, RowRule
 from dovetail.execute.native.row_trials import RowQuestion, of_matrix, tried
 from dovetail.execute.native.rows import Access, Address, Addresses, ReadyRow
 from dovetail.execute.native.trials import answered
 from dovetail.ir.program import Node, Operand, Value
+from dovetail.ir.sizes import Size, product
 from dovetail.ops.arguments import arguments_of
 from dovetail.ops.facts import facts_of
 from dovetail.torch_compat.dispatch import Overload, schema_of
@@ -67,8 +68,8 @@ class RowFunctionClaim(PlacedBase):
     def checks(self, addresses: Addresses) -> list[ReadyRow]:
         """The rows that check it."""
         bounds, count = Bounds(self.question.index, self.rows.columns, self.besides), self.rows.rows
-        assert isinstance(count, int), "others are not claimed"
-        return [check_row(bounds, addresses.get(value, Address(value)), count) for value in self.checked]
+        known = [(value, count) for value in self.checked if isinstance(count, int)]  # others are not claimed
+        return [check_row(bounds, addresses.get(value, Address(value)), count) for value, count in known]
 
     def accesses(self) -> list[Access]:
         """What it touches."""
@@ -105,11 +106,11 @@ def row_function_claim(node: Node) -> RowFunctionClaim | None:
     if rule is None or formulas is None or len(writes) > 1 or not any(results):
         return None
     into_name = schema_of(target).arguments[writes[0]].name if writes else ""
-    into, matrix = arguments.get(into_name), arguments.get(rule.of)
-    lead = _lead_of(rule, arguments, matrix) if isinstance(matrix, Value) and matrix.is_tensor else None
-    if lead is None or not isinstance(matrix, Value) or not (into is None or isinstance(into, Value)):
+    into, whole = arguments.get(into_name), arguments.get(rule.of)
+    lead = _lead_of(rule, arguments, whole) if isinstance(whole, Value) and whole.is_tensor else None
+    if lead is None or not isinstance(whole, Value) or not (into is None or isinstance(into, Value)):
         return None
-    rows = Rows(prod(lead), prod(map(int, matrix.tensor.shape[len(lead) :])))  # type: ignore[arg-type]
+    rows = matrix(lead, prod(map(int, whole.tensor.shape[len(lead) :])))  # type: ignore[arg-type]
     given = {name: each for name in rule.operands if isinstance(each := arguments.get(name), Value)}
     numbers, tensors = tuple(arguments[name] for name in rule.numbers), tuple(given.values())
     named = tuple((name, rule.operands[name]) for name in given)
@@ -129,19 +130,25 @@ def row_function_claim(node: Node) -> RowFunctionClaim | None:
     return RowFunctionClaim(node, question, (*tensors, *numbers), tuple(results), into, first, rows, int(besides))  # type: ignore[call-overload]
 
 
-def _lead_of(rule: RowRule, arguments: Arguments, matrix: Value) -> tuple[int, ...] | None:
-    """The sizes of the dimensions before those of a row, if that has several elements."""
-    shape, count = matrix.tensor.shape, len(matrix.tensor.shape)
+def _lead_of(rule: RowRule, arguments: Arguments, whole: Value) -> tuple[Size, ...] | None:
+    """The sizes of the dimensions before those of a row, if that has several elements, whose number is known."""
+    shape, count = whole.tensor.shape, len(whole.tensor.shape)
     dims = rule.dims(arguments, count) if count else None
-    sizes = tuple(size for size in shape if isinstance(size, int))
-    if dims is None or list(dims) != list(range(count - len(dims), count)) or len(sizes) < count:
+    if dims is None or list(dims) != list(range(count - len(dims), count)):
         return None
-    lead, columns = sizes[: count - len(dims)], prod(sizes[count - len(dims) :])
-    is_worth_it = prod(lead) >= _FEW or prod(sizes) < THREADED
-    return lead if columns > 1 and 0 not in lead and is_worth_it else None
+    lead, row = (
+        tuple(shape[: count - len(dims)]),
+        [size for size in shape[count - len(dims) :] if isinstance(size, int)],
+    )
+    rows, columns = product(lead), prod(row)
+    if len(row) < len(dims) or columns < 2 or 0 in lead:
+        return None
+    is_for_threads = not isinstance(rows, int) or rows >= _FEW or rows * columns < THREADED
+    is_checkable = isinstance(rows, int) or not rule.index
+    return lead if is_for_threads and is_checkable else None
 
 
-def _lies_in(value: Operand, span: Span, is_index: bool, lead: Sequence[int], rows: Rows) -> bool:
+def _lies_in(value: Operand, span: Span, is_index: bool, lead: Sequence[Size], rows: Rows) -> bool:
     """Whether a tensor is the matrix, or numbers for its rows, or one row, or a number, whose elements lie in order."""
     if not isinstance(value, Value) or not value.is_tensor:
         return False

@@ -28,15 +28,16 @@ KEPT = 2048
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A matrix, whose elements lie in order."""
+    """A matrix, whose elements lie in order. elements: all of them."""
 
     rows: Size
     columns: int
+    elements: Size
 
-    @property
-    def elements(self) -> Size:
-        """All of them."""
-        return product((self.rows, self.columns))
+
+def matrix(lead: Sequence[Size], columns: int) -> Rows:
+    """The matrix that tensors of some sizes, and then of so many elements, are."""
+    return Rows(product(tuple(lead)), columns, product((*lead, columns)))
 
 
 class Span(enum.Enum):

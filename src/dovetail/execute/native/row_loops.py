@@ -12,7 +12,7 @@ from typing import TypeAlias
 from dovetail.execute.native.loop import From, Source
 from dovetail.execute.native.machine import row_kernel_of
 from dovetail.execute.native.row_functions import RowFunctionClaim
-from dovetail.execute.native.row_loop import KEPT, KINDS, Part, RowCell, RowLoop, Rows, RowStep, counts_of
+from dovetail.execute.native.row_loop import KEPT, KINDS, WHOLE, Part, RowCell, RowLoop, Rows, RowStep, counts_of
 from dovetail.execute.native.rows import Address, Addresses, ReadyRow, RowClaim, Storages
 from dovetail.ir.program import Operand, Value
 
@@ -63,12 +63,17 @@ class _Builder:
         kernel = row_kernel_of(loop)
         assert kernel is not None, "nothing is called that may not be there"
         counts = counts_of(columns, [part for _, _, part in self.cells])
-        elements = self.rows.elements
-        assert isinstance(elements, int), "others are not claimed"
         more = struct.pack(f"{len(counts)}q", *counts)
         functions = [claim for claim in self.claims if isinstance(claim, RowFunctionClaim)]
         checks = tuple(check for claim in functions for check in claim.checks(self.addresses))
-        return ReadyRow(kernel, elements, tuple(self.pointers), tuple(self.handed), more=more, checks=checks)
+        return ReadyRow(kernel, self._items(), tuple(self.pointers), tuple(self.handed), more=more, checks=checks)
+
+    def _items(self) -> int | Value:
+        """The elements of all rows, or a value that has as many."""
+        elements = self.rows.elements
+        if isinstance(elements, int):
+            return elements
+        return next(a.value for a, (_, _, part) in zip(self.pointers, self.cells, strict=True) if part == WHOLE)
 
     def _steps(self) -> list[RowStep]:
         found: list[RowStep] = []
