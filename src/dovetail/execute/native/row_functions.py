@@ -4,7 +4,7 @@ dimensions. Pointwise nodes around them share the loop (`row_loop`): a row is in
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -14,7 +14,7 @@ from dovetail.execute.native.bounds import Bounds, check_row
 from dovetail.execute.native.claim_base import PlacedBase
 from dovetail.execute.native.claims import is_number
 from dovetail.execute.native.driver import THREADED
-from dovetail.execute.native.row_loop import EACH, SINGLE, WHOLE, Part, Read, Rows, RowStep, Span, matrix
+from dovetail.execute.native.row_loop import Read, Rows, RowStep, Span, matrix, part_of
 from dovetail.execute.native.row_rules import ROW_RULES, Arguments, RowRule
 from dovetail.execute.native.row_trials import RowQuestion, of_matrix, tried
 from dovetail.execute.native.rows import Access, Address, Addresses, ReadyRow
@@ -81,11 +81,11 @@ class RowFunctionClaim(PlacedBase):
         if rows != self.rows:
             return None
         spans = [span for _, span in self.question.operands]
-        reads: list[Read] = [(v, _part(span, rows.columns)) for v, span in zip(self.tensors, spans, strict=True)]
+        reads: list[Read] = [(v, part_of(span, rows.columns)) for v, span in zip(self.tensors, spans, strict=True)]
         reads += [(number, None) for number in self.operands[len(spans) :]]
         given = (self.written,) if self.into is not None else self.results
         return tuple(
-            RowStep(formula, tuple(reads), value, _part(span, rows.columns))
+            RowStep(formula, tuple(reads), value, part_of(span, rows.columns))
             for value, (span, formula) in zip(given, self.question.results, strict=True)
             if value is not None
         )
@@ -166,10 +166,3 @@ def _are_apart(operands: Sequence[Value], into: Value | None) -> bool:
         return True
     shared = [value.tensor for value in operands if value.tensor.storage == into.tensor.storage]
     return all((meta.offset, meta.shape) == (into.tensor.offset, into.tensor.shape) for meta in shared)
-
-
-_PARTS: Mapping[Span, Part] = {Span.WHOLE: WHOLE, Span.EACH: EACH, Span.SINGLE: SINGLE}
-
-
-def _part(span: Span, columns: int) -> Part:
-    return _PARTS.get(span) or Part(span, 1, columns)

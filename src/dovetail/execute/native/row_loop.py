@@ -68,6 +68,11 @@ class Part:
 WHOLE, SINGLE, EACH = Part(Span.WHOLE, 0), Part(Span.SINGLE, 1), Part(Span.EACH, 1)
 
 
+def part_of(span: Span, columns: int) -> Part:
+    """The part of a tensor that lies in order: all of it, its own number for each row, one row for all, or a number."""
+    return {Span.WHOLE: WHOLE, Span.EACH: EACH, Span.SINGLE: SINGLE}.get(span) or Part(span, 1, columns)
+
+
 def whole(pitch: int, columns: int) -> Part:
     """All elements, in rows that lie so many elements apart."""
     return WHOLE if pitch == columns else Part(Span.WHOLE, pitch)
@@ -92,15 +97,23 @@ class RowStep:
 
 @dataclass(frozen=True, slots=True)
 class RowCell:
-    """A piece of memory. kind: of its elements, as LLVM names it; `i8` for truth values."""
+    """A piece of memory. kind: of its elements, as LLVM names it; `i8` for truth values. is_plain: whether each row has
+    a number of its own (EACH), or all rows read the same piece.
+    """
 
     span: Span
     kind: str = "float"
+    is_plain: bool = False
 
     @property
     def is_truth(self) -> bool:
         """Whether its elements are truth values."""
         return self.kind == "i8"
+
+
+def cell_of(part: Part, dtype: torch.dtype, columns: int) -> RowCell:
+    """The cell of a part."""
+    return RowCell(part.span, KINDS[dtype], part == EACH or part == Part(Span.PIECE, 1, columns))
 
 
 KINDS = {torch.float32: "float", torch.bool: "i8", torch.int64: "i64"}

@@ -88,10 +88,12 @@ class _Body:
 
     def _place(self, cell: int, row: str) -> str:
         """Where a row's part of a cell begins."""
-        out, kind = self.out, self.loop.cells[cell].span
-        if kind is Span.SINGLE:
+        out, kind, is_plain = self.out, self.loop.cells[cell].span, self.loop.cells[cell].is_plain
+        if kind is Span.SINGLE or (kind is Span.PIECE and is_plain):
             return f"%c{cell}"
-        if kind is Span.EACH:
+        if kind is Span.EACH and is_plain:
+            index = row
+        elif kind is Span.EACH:
             index = out.set(f"srem i64 {out.set(f'sdiv i64 {row}, %inner{cell}')}, %size{cell}")
         else:
             index = out.mul(row, f"%inner{cell}" if kind is Span.WHOLE else "%columns")

@@ -12,7 +12,7 @@ from typing import TypeAlias
 from dovetail.execute.native.loop import From, Source
 from dovetail.execute.native.machine import row_kernel_of
 from dovetail.execute.native.row_functions import RowFunctionClaim
-from dovetail.execute.native.row_loop import KEPT, KINDS, WHOLE, Part, RowCell, RowLoop, Rows, RowStep, counts_of
+from dovetail.execute.native.row_loop import KEPT, WHOLE, Part, RowLoop, Rows, RowStep, cell_of, counts_of
 from dovetail.execute.native.rows import Address, Addresses, ReadyRow, RowClaim, Storages
 from dovetail.ir.program import Operand, Value
 
@@ -55,7 +55,7 @@ class _Builder:
         if not stores:
             return None
         cells = tuple(
-            RowCell(part.span, KINDS[value.tensor.dtype])
+            cell_of(part, value.tensor.dtype, self.rows.columns)
             for (_, _, part), value in zip(self.cells, self.values, strict=True)
         )
         columns = self.rows.columns

@@ -5,6 +5,7 @@ finite number is.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from dovetail.execute.native.formula import Formula
 from dovetail.execute.native.loop import From, Source
 from dovetail.execute.native.machine import driver, row_kernel_of
 from dovetail.execute.native.probes import Refused
-from dovetail.execute.native.row_loop import EACH, KEPT, KINDS, SINGLE, WHOLE, Part, RowCell, RowLoop, Span, counts_of
+from dovetail.execute.native.row_loop import KEPT, Part, RowLoop, Span, cell_of, counts_of, part_of
 from dovetail.execute.native.rows import table_row
 from dovetail.execute.native.scratch import copied, scratch
 from dovetail.ir.program import Operand
@@ -79,13 +80,14 @@ class _Trial:
             expected = self._eager()
         except (RuntimeError, TypeError, ValueError, IndexError):
             return False
-        kernel = row_kernel_of(self._loop())
+        question, tensors = self.question, (*self.given.values(), *self.made)
+        spans = [*(span for _, span in question.operands), *(span for span, _ in question.results)]
+        parts = [part_of(span, self.columns) for span in spans]
+        kernel = row_kernel_of(self._loop(parts))
         if kernel is None:
             return False
-        spans = [*(span for _, span in self.question.operands), *(span for span, _ in self.question.results)]
-        known = {Span.WHOLE: WHOLE, Span.EACH: EACH, Span.SINGLE: SINGLE}
-        counts = counts_of(self.columns, [known.get(span) or Part(span, 1, self.columns) for span in spans])
-        pointers = [tensor.data_ptr() for tensor in (*self.given.values(), *self.made)]
+        counts = counts_of(self.columns, parts)
+        pointers = [tensor.data_ptr() for tensor in tensors]
         numbers = [_NUMBER] * len(self.question.numbers)
         more = struct.pack(f"{len(counts)}q", *counts)
         table = table_row(kernel, self.rows * self.columns, pointers, numbers, more)
@@ -111,13 +113,11 @@ class _Trial:
         found = question.target(**operands, **others)
         return found if isinstance(found, tuple) else (found,)
 
-    def _loop(self) -> RowLoop:
+    def _loop(self, parts: Sequence[Part]) -> RowLoop:
         """A loop of nothing but the operator."""
-        question = self.question
-        cells = [
-            *(RowCell(span, KINDS[self.given[name].dtype]) for name, span in question.operands),
-            *(RowCell(span) for span, _ in question.results),
-        ]
+        question, tensors = self.question, (*self.given.values(), *self.made)
+        pairs = zip(parts, tensors, strict=True)
+        cells = [cell_of(part, tensor.dtype, self.columns) for part, tensor in pairs]
         reads = [Source(From.CELL, at) for at in range(len(question.operands))]
         reads += [Source(From.NUMBER, at) for at in range(len(question.numbers))]
         steps = tuple((formula, tuple(reads)) for _, formula in question.results)

@@ -5,13 +5,11 @@ What a later section needs of an element is read again where it was stored, kept
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dovetail.execute.native.formula import AT, ROW_SUMS
-from dovetail.execute.native.loop import From, Source
+from dovetail.execute.native.instructions import Instruction, instructions_of
 from dovetail.execute.native.row_loop import RowLoop, Span
-from dovetail.execute.native.stages import Instruction, lowered
 
 LOAD, OF_ROW = "load", "of row"
 _SAME = frozenset({"constant", "number", "single"})
@@ -49,32 +47,17 @@ class Sections:
 
 def sections_of(loop: RowLoop) -> Sections:
     """The instructions of a loop, in sections."""
-    made = Sections()
-    known: dict[Instruction, int] = {}
 
-    def add(instruction: Instruction, is_truth: bool) -> int:
-        found = known.get(instruction)
-        if found is None:
-            found = known[instruction] = len(made.instructions)
-            made.instructions.append(instruction)
-            made.is_truth.append(is_truth)
-            made.is_same.append(_is_same(made, instruction))
-            made.first.append(_first(made, instruction))
-        return found
+    def reading(cell: int) -> tuple[str, bool]:
+        found = loop.cells[cell]
+        return {Span.SINGLE: "single", Span.EACH: OF_ROW}.get(found.span, LOAD), found.is_truth
 
-    def source(given: Source, steps: Sequence[int]) -> int:
-        if given.kind is From.STEP:
-            return steps[given.index]
-        if given.kind is From.NUMBER:
-            return add(Instruction("number", index=given.index), False)
-        cell = loop.cells[given.index]
-        operation = {Span.SINGLE: "single", Span.EACH: OF_ROW}.get(cell.span, LOAD)
-        return add(Instruction(operation, index=given.index), cell.is_truth)
-
-    steps: list[int] = []
-    for formula, sources in loop.steps:
-        steps.append(lowered(formula, [source(given, steps) for given in sources], add))
-    _place(made, loop, {cell: steps[step] for cell, step in loop.stores})
+    found = instructions_of(loop.steps, reading)
+    made = Sections(found.found, found.is_truth)
+    for instruction in found.found:
+        made.is_same.append(_is_same(made, instruction))
+        made.first.append(_first(made, instruction))
+    _place(made, loop, {cell: found.steps[step] for cell, step in loop.stores})
     return made
 
 

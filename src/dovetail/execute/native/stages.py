@@ -6,24 +6,13 @@ what is kept lies in a buffer of one tile.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from dovetail.execute.native.formula import TRUTHS, Formula
-from dovetail.execute.native.loop import From, Loop, Source
+from dovetail.execute.native.instructions import Instruction, instructions_of
+from dovetail.execute.native.loop import Loop
 
 VECTOR = "vector "
 _INVARIANT = ("constant", "number", "single")
-
-
-@dataclass(frozen=True, slots=True)
-class Instruction:
-    """operation: as in a formula, or load, single, number. parts: numbers of instructions. index: of cell or number."""
-
-    operation: str
-    parts: tuple[int, ...] = ()
-    index: int = 0
-    number: str = ""
 
 
 @dataclass(slots=True)
@@ -46,50 +35,15 @@ class Staged:
         return self.instructions[at].operation in _INVARIANT
 
 
-def lowered(formula: Formula, operands: Sequence[int], add: Callable[[Instruction, bool], int]) -> int:
-    """The number of a formula's instruction, whose parts come before it. operands: numbers of theirs. add: gives the
-    number of an instruction; whether it is a truth value.
-    """
-    known: dict[Formula, int] = {}
-
-    def lower(formula: Formula) -> int:
-        if formula.operation == "operand":
-            return operands[formula.place]
-        if formula not in known:
-            number = repr(formula.number) if formula.operation == "constant" else ""
-            parts = tuple(lower(part) for part in formula.parts)
-            is_truth = formula.operation in TRUTHS
-            known[formula] = add(Instruction(formula.operation, parts, number=number), is_truth)
-        return known[formula]
-
-    return lower(formula)
-
-
 def staged(loop: Loop) -> Staged:
     """The instructions of a loop, in stages."""
-    made = Staged()
-    known: dict[Instruction, int] = {}
 
-    def add(instruction: Instruction, is_truth: bool) -> int:
-        found = known.get(instruction)
-        if found is None:
-            found = known[instruction] = len(made.instructions)
-            made.instructions.append(instruction)
-            made.is_truth.append(is_truth)
-        return found
+    def reading(cell: int) -> tuple[str, bool]:
+        return "single" if loop.cells[cell].is_single else "load", loop.cells[cell].is_truth
 
-    def source(given: Source, steps: list[int]) -> int:
-        if given.kind is From.STEP:
-            return steps[given.index]
-        if given.kind is From.NUMBER:
-            return add(Instruction("number", index=given.index), False)
-        cell = loop.cells[given.index]
-        return add(Instruction("single" if cell.is_single else "load", index=given.index), cell.is_truth)
-
-    steps: list[int] = []
-    for step in loop.steps:
-        steps.append(lowered(step.formula, [source(given, steps) for given in step.sources], add))
-    made.stores = {cell: steps[step] for cell, step in loop.stores}
+    found = instructions_of(((step.formula, step.sources) for step in loop.steps), reading)
+    made = Staged(found.found, found.is_truth)
+    made.stores = {cell: found.steps[step] for cell, step in loop.stores}
     _assign_stages(made)
     return made
 
