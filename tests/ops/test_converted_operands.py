@@ -19,6 +19,7 @@ OPERATORS = [
     *(aten.logical_and.default, aten.logical_or.default, aten.logical_xor.default, aten.copysign.Tensor),
     *(aten.polar.default, aten.where.self, aten.addcmul.default, aten.addcdiv.default, aten.pow.Tensor_Tensor),
     *(aten.hardswish_backward.default, aten.silu_backward.default, aten.huber_loss.default, aten.mse_loss.default),
+    aten.ldexp.Tensor,
 ]
 DTYPES = [
     *((torch.float32, torch.float32), (torch.float32, torch.float64)),

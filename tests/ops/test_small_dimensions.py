@@ -51,6 +51,10 @@ CALLS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "log_sigmoid_backward": lambda x, y: aten.log_sigmoid_backward(x, y, y),
     "mish_backward": aten.mish_backward,
     "rrelu_with_noise_backward": lambda x, y: aten.rrelu_with_noise_backward(x, y, y, 0.1, 0.3, False, False),
+    "soft_margin_loss_backward": lambda x, y: aten.soft_margin_loss_backward(x, x, y, 1),
+    "ldexp by whole numbers": lambda x, y: aten.ldexp.Tensor(x, y.int()),
+    "ldexp by expanded numbers": lambda x, y: aten.ldexp.Tensor(x, y[:1, :1].long().expand(x.shape)),
+    "isinf of complex numbers": lambda x, y: aten.isinf(torch.complex(x, y)),
     "softmax_backward": lambda x, y: aten._softmax_backward_data(x, y, 1, torch.float32),
 }
 

@@ -71,9 +71,17 @@ def as_laid_out(op: Any, args: Sequence[Any], result: Any, kwargs: Mapping[str, 
 
 def _of_elementwise(op: Any, args: Sequence[Any], result: Any) -> Any:
     on_cpu = isinstance(result, torch.Tensor) and result.device.type == "cpu"
-    if op is _aten.ldexp.Tensor and on_cpu and (args[1].is_floating_point() or not args[0].is_floating_point()):
-        # a product with a power of two, which is contiguous
-        return _like_operands([args[0], args[1].new_empty(args[1].shape)], result)
+    if op is _aten.ldexp.Tensor and on_cpu:
+        if args[1].is_floating_point() or not args[0].is_floating_point():
+            # a product with a power of two, which is contiguous
+            return _like_operands([args[0], args[1].new_empty(args[1].shape)], result)
+        if args[0].shape == result.shape and _is_plain(args[0]):
+            return _alike(args[0], result)
+    if op is _aten.soft_margin_loss_backward.default and on_cpu:  # targets times what grows with (-targets) * inputs
+        grown = _like_operands([_like_operands([args[2]], args[2]), args[1]], result)
+        return _like_operands([args[2], grown], result)
+    if op is _aten.isinf.default and on_cpu and args[0].is_complex():  # of real parts, as of others
+        return _like_operands([torch.view_as_real(args[0])[..., 0]], result)
     if op is _aten.angle.default and on_cpu and args[0].is_complex():
         return _contiguous(result)
     if (order := _order_of_operands(op, args)) is not None:
