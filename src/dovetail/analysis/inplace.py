@@ -140,7 +140,8 @@ class _Planner:
                     return True
                 if outcome.obstacle is not None:
                     self.kept.setdefault(node, outcome.obstacle)
-                    self._regret(outcome.held)
+                    returned = outcome.obstacle.reason in (Reason.TWO_TENSORS, Reason.RETURNED)
+                    self._regret([*outcome.held, *(node.operands()[:1] if returned else ())])
             elif outcome is not None:
                 self.actions[node] = outcome
                 self.kept.pop(node, None)
@@ -204,8 +205,7 @@ class _Planner:
         while maker is not None and isinstance(copied := self.actions.get(maker), Share):
             new = copied.source
             maker = self.producers.get(new)
-        is_given = new.tensor.storage in self.given
-        if maker is None or is_given or new.tensor.storage in self.escaping:
+        if maker is None or new.tensor.storage in self.given or new.tensor.storage in self.escaping:
             return Kept(Reason.IS_NEW, new.name)
         if not new.tensor.lies_like(target.tensor):
             return Kept(Reason.LAYOUT, new.name)

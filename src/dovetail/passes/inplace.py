@@ -131,13 +131,15 @@ class PlanMemory:
 
 @collection_paused()
 def choose_plan(program: Program, donated: Collection[int] = (), *, commit: bool = False) -> InplacePlan:
-    """The plan that copies less: without every copy that can go, or with those that let a larger one go."""
+    """The plan that copies, then allocates, less: without every copy that can go, or with those that let others go."""
     plan = decide_in_place(program, donated, commit=commit)
     if not plan.regrets:
         return plan
     sizes: dict[str, Number] = {name: _A_SIZE for value in program.values() for name in meta_symbols(value.meta)}
     other = decide_in_place(program, donated, commit=commit, unshared=plan.regrets)
-    return min(plan, other, key=lambda p: report_of(p, sizes).copied_bytes)
+    reports = [report_of(found, sizes) for found in (plan, other)]
+    costs = [(report.copied_bytes, -report.saved_bytes) for report in reports]
+    return plan if costs[0] <= costs[1] else other
 
 
 _A_SIZE = 64  # for sizes that are not known
