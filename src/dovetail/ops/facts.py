@@ -138,9 +138,7 @@ _HIDDEN_WRITES: dict[str, _Rule] = {
 
 
 @once_for_each
-def _rule_of_hidden_writes(
-    target: Target,
-) -> Callable[[Sequence[object], Mapping[str, object]], tuple[int, ...]] | None:
+def _rule_of_hidden_writes(target: Target) -> _Rule | None:
     if not isinstance(target, Overload) or schema_of(target).is_mutable:
         return None
     return _HIDDEN_WRITES.get(f"{schema_of(target).namespace}::{schema_of(target).name}")

@@ -31,10 +31,6 @@ from dovetail.execute.native.sums import SumClaim, sum_claim, sum_row
 from dovetail.ir.program import Node
 
 
-def _none(claims: Sequence[Any], storages: Storages, addresses: Addresses) -> ReadyRow | None:
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class RowKind:
     """claim_of: the claim on a node, as far as descriptions say; None where it is of another kind. row_of: the row of
@@ -44,7 +40,7 @@ class RowKind:
     """
 
     claim_of: Callable[[Node], RowClaim | None]
-    row_of: Callable[[Sequence[Any], Storages, Addresses], ReadyRow | None] = _none
+    row_of: Callable[[Sequence[Any], Storages, Addresses], ReadyRow | None] | None = None
     alone: float = 0.0
     rounds: bool = False
 
@@ -84,4 +80,6 @@ def row_of(
     """The row of claims of one kind, or of those that share a loop over the rows of a matrix: see `RowKind`."""
     if rows is not None:
         return row_of_rows(claims, rows, storages, addresses)
-    return KINDS[type(claims[0])].row_of(claims, storages, addresses)
+    row_of_kind = KINDS[type(claims[0])].row_of
+    assert row_of_kind is not None, "functions of rows are arranged with their matrix"
+    return row_of_kind(claims, storages, addresses)

@@ -136,10 +136,8 @@ def _lead_of(rule: RowRule, arguments: Arguments, whole: Value) -> tuple[Size, .
     dims = rule.dims(arguments, count) if count else None
     if dims is None or list(dims) != list(range(count - len(dims), count)):
         return None
-    lead, row = (
-        tuple(shape[: count - len(dims)]),
-        [size for size in shape[count - len(dims) :] if isinstance(size, int)],
-    )
+    split = count - len(dims)
+    lead, row = tuple(shape[:split]), [size for size in shape[split:] if isinstance(size, int)]
     rows, columns = product(lead), prod(row)
     if len(row) < len(dims) or columns < 2 or 0 in lead:
         return None
