@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import Any
+from collections.abc import Callable, Hashable
 
 import torch
 
-from dovetail.torch_compat.modes import casts_in_force, matmul_precision, plain_modes, surroundings
+from dovetail.torch_compat.modes import casts_in_force, matmul_precision, plain_modes, same_plain_modes, surroundings
 
 
 def ambient_modes() -> tuple[object, ...]:
@@ -32,18 +31,25 @@ class SameModes:
     def __init__(self, modes: Hashable) -> None:
         """modes: what `ambient_modes` told."""
         self._modes = modes
-        self._plain: list[Any] | None = None
+        self._are_plain: Callable[[], bool] = _cannot_tell
 
     def __call__(self) -> bool:
         """Whether they are."""
+        try:
+            if self._are_plain():
+                return True
+        except RuntimeError:  # precisions that have no name
+            pass
         plain = plain_modes()
-        if plain is not None and plain == self._plain:
-            return True
         if ambient_modes() != self._modes:
             return False
-        if plain == plain_modes():  # another thread may have changed one meanwhile
-            self._plain = plain
+        if plain is not None and plain == plain_modes():  # another thread may have changed one meanwhile
+            self._are_plain = same_plain_modes(plain)
         return True
 
     def __repr__(self) -> str:
         return "the modes of torch"
+
+
+def _cannot_tell() -> bool:
+    return False

@@ -136,7 +136,7 @@ def step_is_watched() -> Iterator[None]:
 
 def is_part_of_a_step() -> bool:
     """Whether code of this thread runs for an outer step or function, which is watched or recorded."""
-    return is_recording() or _HERE.is_watched
+    return _HERE.is_recording or _HERE.is_watched
 
 
 @contextmanager

@@ -122,7 +122,8 @@ class CompiledGraph:
 
     def _called(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
         if self._only_computes and not torch.is_grad_enabled():
-            return self.wrapper(self.forward, [*inputs, *self.constant_list])
+            given = [*inputs, *self.constant_list]
+            return self.wrapper(self.forward, given) if self.direct is None else self.direct(given)
         if self._is_followed and not torch.is_grad_enabled():
             with torch.enable_grad():  # the program has a region with gradients in one without
                 return self.wrapper(self._run, [*inputs, *self.constant_list])

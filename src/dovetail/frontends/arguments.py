@@ -50,9 +50,13 @@ class Arguments:
         for index, key in self.plain:
             if value_key(leaves[index]) != key:
                 return False
-        if not all(type(leaves[index]) is kind for index, kind in self.lifted):
-            return False
-        return all(_has_attributes(leaves[index], known) for index, known in self.attributes)
+        for index, kind in self.lifted:
+            if type(leaves[index]) is not kind:
+                return False
+        for index, known in self.attributes:
+            if not _has_attributes(leaves[index], known):
+                return False
+        return True
 
     def changed_numbers(self, leaves: Sequence[Any]) -> frozenset[int]:
         """Leaves that are other numbers than expected, of the same type."""

@@ -75,7 +75,7 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], resolved: O
     if recording.accesses().reach:  # where an input lies in its storage matters: the first call shows it
         return _Dispatch(graphs, gm)
     apart = graphs.compile_apart()  # from here on what backward writes is known, too
-    return apart if graphs.is_one else _Dispatch(graphs, gm)
+    return apart if graphs.only is not None else _Dispatch(graphs, gm)
 
 
 class _Dispatch:

@@ -26,7 +26,7 @@ from dovetail.torch_compat.subclasses import is_wrapper
 class CallGuard:
     """The guard of one program of a function.
 
-    Cost of a check, in a tight loop: 3 us, and 0.2 us for each tensor; what the code reads besides is `reads`.
+    Cost of a check, in a tight loop: 2 us, and 0.1 us for each tensor; what the code reads besides is `reads`.
     """
 
     def __init__(
@@ -67,13 +67,16 @@ class CallGuard:
         self._without_gradient = without_gradient
         self._sizes = sizes
         self._ids = list(map(id, tensors))
+        self._surely_are = None if self._same is None or self._flags else self._same.surely_are
 
     def inputs(self, leaves: Sequence[Any], structure: Structure) -> list[Any] | None:
         """The inputs of the program for a call, None when the call is not for it."""
         if not self._arguments.are(leaves, structure) or not self._are_modes():
             return None
         tensors = [*self._tensor_leaves(leaves), *self._held.now()]
-        if not self._are_alike(tensors):
+        surely = self._surely_are
+        is_sure = surely is not None and surely(*tensors) and len(set(map(id, tensors))) == len(tensors)
+        if not is_sure and not self._are_alike(tensors):
             return None
         inputs = list(self._inputs(tensors))
         if self._sizes is not None and not self._sizes.holds(inputs):

@@ -65,10 +65,14 @@ class FunctionCaptures:
         if found is None:
             return None
         variant, inputs = found
-        guard, graphs, known = variant.guard, variant.runner.graphs, variant.guard.fact_count
-        chosen = graphs.select(inputs)
-        if guard.fact_count != known and guard.inputs(leaves, structure) is None:
-            return self.chosen(leaves, structure)  # another way of sharing memory has shown more about the numbers
+        guard, graphs = variant.guard, variant.runner.graphs
+        if graphs.only is not None:
+            chosen: tuple[CompiledGraph, Sequence[Any]] | None = (graphs.only, inputs)
+        else:
+            known = guard.fact_count
+            chosen = graphs.select(inputs)
+            if guard.fact_count != known and guard.inputs(leaves, structure) is None:
+                return self.chosen(leaves, structure)  # another way of sharing memory has shown more about the numbers
         if chosen is None:
             cache.refuse(lambda: "inputs share memory in a new way")
             return None

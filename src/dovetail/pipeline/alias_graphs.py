@@ -45,7 +45,10 @@ class RecordAgain(Protocol):
 
 
 class AliasGraphs:
-    """The compiled graphs of one function; `select` gives the one for a call."""
+    """The compiled graphs of one function; `select` gives the one for a call.
+
+    only: what `select` gives in every call, as far as that is known; the graph then takes the inputs as they are.
+    """
 
     def __init__(
         self,
@@ -80,17 +83,13 @@ class AliasGraphs:
         self._known: dict[Hashable, CompiledGraph] = {}
         self._accesses = Accesses()
         self._guard: AliasGuard | None = None
+        self.only: CompiledGraph | None = None
         self._learn(recording)
 
     @property
     def graphs(self) -> tuple[CompiledGraph, ...]:
         """Every graph compiled so far, oldest first."""
         return tuple(self._graphs.values())
-
-    @property
-    def is_one(self) -> bool:
-        """Whether the graph for inputs apart is for every call, as far as that is known."""
-        return self._guard is None and not self._has_wrappers and not self._donated
 
     def compile_apart(self) -> CompiledGraph:
         """The graph for inputs that share nothing that is written."""
@@ -209,6 +208,8 @@ class AliasGraphs:
                 numbers, gradient = self._has_numbers, self._recording.can_train
                 self._guard = AliasGuard(merged, self._sizes, has_numbers=numbers, wants_gradient=gradient)
             self._known.clear()
+        is_one = self._guard is None and not self._has_wrappers and not self._donated
+        self.only = self._graphs.get(APART) if is_one else None
 
 
 def _size_bytes(value: Value) -> int | None:

@@ -37,7 +37,12 @@ class PythonGuards:
 
     def holds(self) -> bool:
         """Whether everything that was read is as it was."""
-        return not self.unrepeated and all(guard.holds() for guard in self.guards)
+        if self.unrepeated:
+            return False
+        for guard in self.guards:
+            if not guard.holds():
+                return False
+        return True
 
     def why(self) -> str:
         """What is not as it was; empty when everything is."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -113,14 +113,19 @@ def surroundings() -> tuple[object, ...]:
     )
 
 
+_autocast = torch._C._is_any_autocast_enabled
+_gradients, _inference, _dtype = torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.get_default_dtype
+_is_deterministic, _precision = torch._C._get_deterministic_algorithms, torch._C._get_float32_matmul_precision
+_flash, _plain, _efficient, _onednn, _cudnn, _encoders = _LIBRARIES
+
 _ANSWERS: tuple[Callable[[], Any], ...] = (
-    torch._C._is_any_autocast_enabled,
+    _autocast,
     _function_modes,
-    torch.is_grad_enabled,
-    torch.is_inference_mode_enabled,
-    torch.get_default_dtype,
-    torch._C._get_deterministic_algorithms,
-    torch._C._get_float32_matmul_precision,
+    _gradients,
+    _inference,
+    _dtype,
+    _is_deterministic,
+    _precision,
     *_LIBRARIES,
 )
 
@@ -135,6 +140,36 @@ def plain_modes() -> list[Any] | None:
     except RuntimeError:  # precisions that have no name
         return None
     return None if answers[0] or answers[1] or any(_HOOKS) else answers
+
+
+def same_plain_modes(answers: Sequence[Any]) -> Callable[[], bool]:
+    """What tells whether `plain_modes` would give these answers again, asked one by one. Cost: 0.6 us.
+
+    It raises a RuntimeError where precisions have no name.
+    """
+    _, _, gradients, inference, dtype, is_deterministic, precision, *libraries = answers
+    flash, plain, efficient, onednn, cudnn, encoders = libraries
+    forward_pre, forward, backward_pre, backward = _HOOKS
+
+    def are() -> bool:
+        return (
+            _gradients() is gradients
+            and _inference() is inference
+            and not _function_modes()
+            and not _autocast()
+            and _dtype() is dtype
+            and _is_deterministic() is is_deterministic
+            and _flash() is flash
+            and _plain() is plain
+            and _efficient() is efficient
+            and _onednn() is onednn
+            and _cudnn() is cudnn
+            and _encoders() is encoders
+            and not (forward_pre or forward or backward_pre or backward)
+            and _precision() == precision
+        )
+
+    return are
 
 
 def libraries_in_use() -> tuple[bool, ...]:

@@ -8,6 +8,7 @@ number is not one that a kernel takes, memory has run out, or the processor was 
 from __future__ import annotations
 
 import struct
+from ast import literal_eval
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -217,8 +218,7 @@ def _call(cluster: Cluster, names: Names, shared: Mapping[str, str]) -> str:
     places = places_of([addresses[value] for value in tensors], len(written), [at for at, _, _ in numbers])
     packed = "b''"
     if numbers:
-        form = "".join(kind for _, kind, _ in numbers)
-        packed = f"{names.constant(struct.Struct(form).pack, 'pack')}({', '.join(text for _, _, text in numbers)})"
+        packed = _packed([(kind, text) for _, kind, text in numbers], names)
     work = Work(
         tensors=len(tensors),
         rows=len(cluster.rows),
@@ -231,6 +231,16 @@ def _call(cluster: Cluster, names: Names, shared: Mapping[str, str]) -> str:
     threads = "torch.get_num_threads()" if any(map(_may_be_shared, cluster.rows)) else "1"
     arguments = [*(value.name for value in tensors), packed, threads]
     return f"{names.constant(call, 'native_call')}({', '.join(arguments)})"
+
+
+def _packed(numbers: Sequence[tuple[str, str]], names: Names) -> str:
+    """What gives numbers as bytes: kinds of `struct`, and texts. Those that are the same in each call are packed now."""
+    form = struct.Struct("".join(kind for kind, _ in numbers))
+    texts = [text for _, text in numbers]
+    try:
+        return repr(form.pack(*map(literal_eval, texts)))
+    except (ValueError, OverflowError, struct.error):  # not literals, or none that fit: the call is refused
+        return f"{names.constant(form.pack, 'pack')}({', '.join(texts)})"
 
 
 def _is_short(cluster: Cluster) -> bool:
