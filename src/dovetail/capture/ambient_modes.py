@@ -24,27 +24,27 @@ def ambient_modes() -> tuple[object, ...]:
 
 
 class SameModes:
-    """Asks whether torch's modes are as they were. Cost: 0.7 us."""
+    """Asks whether torch's modes are as they were. Cost: 0.8 us.
+
+    surely_are: a part of that, which may say no although they are.
+    """
 
     __qualname__ = "the modes of torch"
 
     def __init__(self, modes: Hashable) -> None:
         """modes: what `ambient_modes` told."""
         self._modes = modes
-        self._are_plain: Callable[[], bool] = _cannot_tell
+        self.surely_are: Callable[[], bool] = _cannot_tell
 
     def __call__(self) -> bool:
         """Whether they are."""
-        try:
-            if self._are_plain():
-                return True
-        except RuntimeError:  # precisions that have no name
-            pass
+        if self.surely_are():
+            return True
         plain = plain_modes()
         if ambient_modes() != self._modes:
             return False
         if plain is not None and plain == plain_modes():  # another thread may have changed one meanwhile
-            self._are_plain = same_plain_modes(plain)
+            self.surely_are = same_plain_modes(plain)
         return True
 
     def __repr__(self) -> str:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import get_ident
 
 from dovetail.errors import CaptureFailed
 
@@ -39,29 +40,33 @@ class Running:
         self._changed = threading.Condition()
 
     def __enter__(self) -> None:
-        me = threading.get_ident()
-        depth = self._depths.get(me, 0)
-        self._depths[me] = depth + 1
-        while not depth and self._alone not in (0, me):  # seen only now, so that no two can miss each other
+        me, depths = get_ident(), self._depths
+        depth = depths[me] = depths.get(me, 0) + 1
+        if depth == 1 and self._alone:
+            self._wait(me)
+
+    def __exit__(self, *_: object) -> None:
+        me, depths = get_ident(), self._depths
+        depth = depths.pop(me, 1) - 1
+        if depth:
+            depths[me] = depth
+        elif self._alone:
+            with self._changed:
+                self._changed.notify_all()
+
+    def _wait(self, me: int) -> None:
+        """Begin to run once nobody else runs alone. This thread has said that it does: no two can miss each other."""
+        while self._alone not in (0, me):
             del self._depths[me]
             with self._changed:
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: not self._alone)
             self._depths[me] = 1
 
-    def __exit__(self, *_: object) -> None:
-        me = threading.get_ident()
-        depth = self._depths.pop(me, 1) - 1
-        if depth:
-            self._depths[me] = depth
-        elif self._alone:
-            with self._changed:
-                self._changed.notify_all()
-
     @contextmanager
     def suspended(self) -> Iterator[None]:
         """While active, this thread does not count as one that runs a program: it may wait for another thread."""
-        me = threading.get_ident()
+        me = get_ident()
         depth = self._depths.pop(me)
         if self._alone:  # somebody may wait for this thread
             with self._changed:
@@ -78,7 +83,7 @@ class Running:
 
         This thread may have begun to run; what it has found by then may not hold any more.
         """
-        me = threading.get_ident()
+        me = get_ident()
         depth, was_alone = self._depths.get(me, 0), self._alone == me
         if depth > 1 and not was_alone and (self._alone or len(self._depths) > 1):
             yield False  # others may wait for what the outer program does

@@ -53,10 +53,7 @@ class Arguments:
         for index, kind in self.lifted:
             if type(leaves[index]) is not kind:
                 return False
-        for index, known in self.attributes:
-            if not _has_attributes(leaves[index], known):
-                return False
-        return True
+        return not self.attributes or all(_has_attributes(leaves[index], known) for index, known in self.attributes)
 
     def changed_numbers(self, leaves: Sequence[Any]) -> frozenset[int]:
         """Leaves that are other numbers than expected, of the same type."""

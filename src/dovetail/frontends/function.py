@@ -95,13 +95,11 @@ class CompiledFunction:
         if transform_is_active() or function_mode_is_active():  # the program would not see what they do to tensors
             counts.eager_calls += 1
             return self._target(*args, **kwargs)
-        if not self._cache.patience.waits():
-            with RUNNING:
-                with RECORDING:
-                    chosen = self._captures.chosen(*flatten_call(args, kwargs))
-                if chosen is not None:
-                    graph, inputs, results = chosen
-                    return unflatten(list(graph(*inputs)), results)
+        with RUNNING:
+            ready = self._captures.ready(args, kwargs)
+            if ready is not None:
+                run, inputs, results = ready
+                return unflatten(list(run(inputs)), results)
         counts.eager_calls += 1
         for tensor, _ in self._donation.tensors(args, kwargs):
             torch.autograd.graph.increment_version(tensor)

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 
+from dovetail.capture.exclusive import RECORDING
 from dovetail.capture.recording import Recording
 from dovetail.errors import BadOptionValue, DataDependentControlFlow, DovetailError
 from dovetail.execute.changed_words import changed_word_with
 from dovetail.execute.graph import CompiledGraph
-from dovetail.frontends.call_guard import CallGuard
+from dovetail.frontends.call_guard import CallGuard, QuickInputs
 from dovetail.frontends.described_call import Call
 from dovetail.frontends.donation import Donation
 from dovetail.frontends.inputs import size_hints
 from dovetail.frontends.lifted_numbers import PLAIN_NUMBERS, ChangingNumbers, LiftedNumbers, NumberGuard
 from dovetail.frontends.recorded_call import CallRecorder, all_dims, recorded
 from dovetail.frontends.size_guard import SizeGuard
-from dovetail.frontends.structure import Structure, unflatten
+from dovetail.frontends.structure import Structure, flatten_call, is_flat, unflatten
 from dovetail.frontends.variant_cache import Variant, VariantCache
 from dovetail.pipeline.alias_graphs import AliasGraphs
 from dovetail.pipeline.options import Options, decompositions
@@ -36,6 +37,25 @@ class FunctionRunner:
 
 
 FunctionVariant: TypeAlias = Variant[CallGuard, FunctionRunner]
+Ready: TypeAlias = tuple[Callable[[Sequence[Any]], Sequence[Any]], Sequence[Any], Structure]
+
+
+@dataclass(frozen=True, slots=True)
+class QuickCall:
+    """Calls of one kind that come again and again: inputs are found, and results are put together, in one go.
+
+    graph: as long as it is the only one of the variant.
+    """
+
+    variant: FunctionVariant
+    graph: CompiledGraph
+    inputs: QuickInputs
+    run: Callable[[Sequence[Any]], Sequence[Any]]
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the graph is for every call of the variant still, as far as that is known."""
+        return self.variant.runner.graphs.only is self.graph
 
 
 class FunctionCaptures:
@@ -50,13 +70,38 @@ class FunctionCaptures:
         self._donation = donation
         self._found_modules: list[tuple[str, weakref.ref[torch.nn.Module]]] = []
         self._numbers = ChangingNumbers()
+        self._last: FunctionVariant | None = None
+        self._quick: QuickCall | None = None
         self.is_call = True  # False while captures are for no call: what the code changes is put back
 
-    def chosen(self, leaves: list[Any], structure: Structure) -> tuple[CompiledGraph, Sequence[Any], Structure] | None:
-        """The graph for a call, compiled when it is new, its inputs, and how results are put together.
+    def ready(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Ready | None:
+        """What runs a call, its inputs, how results are put together; None for eager mode. Raises: DovetailError."""
+        cache, quick = self._cache, self._quick
+        if quick is not None and quick.is_current:
+            with RECORDING:
+                inputs = quick.inputs(args, kwargs)
+            if inputs is not None:
+                cache.patience.found()
+                quick.variant.calls += 1
+                return quick.run, inputs, quick.variant.runner.output_spec
+        if cache.patience.waits():
+            return None
+        leaves, structure = flatten_call(args, kwargs)
+        with RECORDING:
+            chosen = self._chosen(leaves, structure)
+            if chosen is None:
+                return None
+            variant, graph, taken = chosen
+            cache.patience.found()
+            variant.calls += 1
+            if is_flat(args, kwargs, structure):
+                self._expect(variant, len(args), tuple(kwargs))
+        return graph.on, taken, variant.runner.output_spec
 
-        None when no more programs may be made. Raises: DovetailError.
-        """
+    def _chosen(
+        self, leaves: list[Any], structure: Structure
+    ) -> tuple[FunctionVariant, CompiledGraph, Sequence[Any]] | None:
+        """The program for a call, compiled when it is new, its graph and the inputs; None when no more may be made."""
         cache = self._cache
         found = cache.find(leaves, structure)
         if found is None:
@@ -65,20 +110,25 @@ class FunctionCaptures:
         if found is None:
             return None
         variant, inputs = found
-        guard, graphs = variant.guard, variant.runner.graphs
-        if graphs.only is not None:
-            chosen: tuple[CompiledGraph, Sequence[Any]] | None = (graphs.only, inputs)
-        else:
-            known = guard.fact_count
-            chosen = graphs.select(inputs)
-            if guard.fact_count != known and guard.inputs(leaves, structure) is None:
-                return self.chosen(leaves, structure)  # another way of sharing memory has shown more about the numbers
+        guard, graphs, known = variant.guard, variant.runner.graphs, variant.guard.fact_count
+        chosen = graphs.select(inputs)
+        if guard.fact_count != known and guard.inputs(leaves, structure) is None:
+            return self._chosen(leaves, structure)  # another way of sharing memory has shown more about the numbers
         if chosen is None:
             cache.refuse(lambda: "inputs share memory in a new way")
             return None
-        cache.patience.found()
-        variant.calls += 1
-        return *chosen, variant.runner.output_spec
+        return variant, *chosen
+
+    def _expect(self, variant: FunctionVariant, count: int, names: tuple[str, ...]) -> None:
+        """A program is for a call, whose modes are active: where it was the last time as well, be quick to recognise
+        the next one. count, names: of the arguments by place, and by name, none of which is a container.
+        """
+        is_again, self._last = self._last is variant, variant
+        graph, quick = variant.runner.graphs.only, self._quick
+        is_known = quick is not None and quick.variant is variant and quick.is_current
+        if is_again and graph is not None and not is_known:
+            inputs = variant.guard.quick_inputs(count, names)
+            self._quick = None if inputs is None else QuickCall(variant, graph, inputs, graph.ready())
 
     def added(self, leaves: list[Any], structure: Structure) -> tuple[FunctionVariant, list[Any]] | None:
         """A new variant with its graph for a call, and its inputs; None when no more may be made."""

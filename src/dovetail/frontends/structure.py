@@ -67,6 +67,11 @@ def flatten_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list
     return flatten((args, kwargs))
 
 
+def is_flat(args: tuple[Any, ...], kwargs: Mapping[str, Any], structure: Structure) -> bool:
+    """Whether no argument of a call is a container. structure: of the call."""
+    return structure == _structure_of_leaves(len(args), tuple(kwargs))
+
+
 def unflatten(leaves: list[Any], structure: Structure) -> Any:
     """What `flatten` took apart, with other leaves."""
     if not isinstance(structure, WithObjects):

@@ -39,10 +39,9 @@ class PythonGuards:
         """Whether everything that was read is as it was."""
         if self.unrepeated:
             return False
-        for guard in self.guards:
-            if not guard.holds():
-                return False
-        return True
+        if len(self.guards) == 1:
+            return self.guards[0].holds()
+        return all(guard.holds() for guard in self.guards)
 
     def why(self) -> str:
         """What is not as it was; empty when everything is."""

@@ -234,7 +234,7 @@ def _call(cluster: Cluster, names: Names, shared: Mapping[str, str]) -> str:
 
 
 def _packed(numbers: Sequence[tuple[str, str]], names: Names) -> str:
-    """What gives numbers as bytes: kinds of `struct`, and texts. Those that are the same in each call are packed now."""
+    """What gives numbers as bytes, from kinds of `struct`, and texts. Literals are packed now."""
     form = struct.Struct("".join(kind for kind, _ in numbers))
     texts = [text for _, text in numbers]
     try:

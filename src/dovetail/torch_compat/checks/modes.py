@@ -87,6 +87,31 @@ def check_plain_modes() -> str | None:
     )
 
 
+def check_same_plain_modes() -> str | None:
+    """Answers are the same again until a setting makes another one, or a mode or a hook says more."""
+    before = modes.plain_modes()
+    if before is None:
+        return "a mode is active"
+    are = modes.same_plain_modes(before)
+    found = [are()]
+    with torch.no_grad():
+        found.append(are())
+    with torch.inference_mode():
+        found.append(are())
+    torch._C._set_mkldnn_enabled(not modes.libraries_in_use()[3])
+    found.append(are())
+    torch._C._set_mkldnn_enabled(not modes.libraries_in_use()[3])
+    with _Through():
+        found.append(are())
+    with torch.autocast("cpu"):
+        found.append(are())
+    handle = register_module_forward_hook(lambda *_: None)
+    found.append(are())
+    handle.remove()
+    found.append(are())
+    return first_difference(("the same", found, [True, *[False] * 6, True]))
+
+
 def check_libraries_in_use() -> str | None:
     """Each library, and each kernel of attention, that is switched off makes a difference."""
     before = modes.libraries_in_use()
@@ -267,6 +292,7 @@ CHECKS = (
     check_matmul_precision,
     check_surroundings,
     check_plain_modes,
+    check_same_plain_modes,
     check_libraries_in_use,
     check_switches,
     check_unnoticed_mode,
