@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -32,3 +34,14 @@ def test_operators_that_take_no_symbols_are_met_by_what_helps(
     with pytest.raises(CaptureFailed, match=r"dynamic=False") as raised:
         run()
     assert "frame #" not in str(raised.value)
+
+
+@pytest.mark.parametrize("door", [dovetail.compile, dovetail.compile_step])
+def test_torch_does_not_log_what_is_raised(door: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    monkeypatch.setattr(handler, "emit", told.append)
+    monkeypatch.setattr(logging.getLogger("torch._subclasses.fake_tensor"), "handlers", [handler])
+    with pytest.raises((RuntimeError, CaptureFailed)):
+        door(torch.mm)(torch.randn(3, 4), torch.randn(5, 6))
+    assert not told

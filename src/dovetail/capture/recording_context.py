@@ -31,7 +31,13 @@ from dovetail.torch_compat.autograd import without_saved_tensor_hooks
 from dovetail.torch_compat.control_flow import sub_programs_by_dynamo, traced_apart
 from dovetail.torch_compat.data_parallel import forward_replaced
 from dovetail.torch_compat.dynamo import compiled_functions_run_plainly
-from dovetail.torch_compat.fakes import DATA_DEPENDENT_ERRORS, FakeMode, allow_real_inputs, reads_data
+from dovetail.torch_compat.fakes import (
+    DATA_DEPENDENT_ERRORS,
+    FakeMode,
+    allow_real_inputs,
+    failures_not_logged,
+    reads_data,
+)
 from dovetail.torch_compat.modes import kernel_switches
 from dovetail.torch_compat.optimizers import lists_of_fakes
 from dovetail.torch_compat.recurrent import runs_packed
@@ -66,6 +72,7 @@ def recording_on_fakes(
     try:
         with (
             named_errors(origins),
+            failures_not_logged(),
             allow_real_inputs(mode),
             _autograd_of_fakes(),
             data_dependent_sizes(mode.shape_env),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import threading
 import warnings
 import weakref
@@ -59,6 +60,30 @@ def new_fake_mode(shape_env: ShapeEnv | None = None, *, meta_stands_for: torch.d
     mode = _ModeForMeta(allow_non_fake_inputs=True, shape_env=shape_env)
     mode.meta_stands_for = meta_stands_for
     return mode
+
+
+class _Thread(threading.local):
+    is_quiet = False
+
+
+_HERE = _Thread()
+_LOGGER = logging.getLogger("torch._subclasses.fake_tensor")
+
+
+def _is_told(_: logging.LogRecord) -> bool:
+    return not _HERE.is_quiet
+
+
+@contextmanager
+def failures_not_logged() -> Iterator[None]:
+    """While active, operators that fail on fakes in this thread raise, and torch does not log their traceback."""
+    if _is_told not in _LOGGER.filters:
+        _LOGGER.addFilter(_is_told)
+    before, _HERE.is_quiet = _HERE.is_quiet, True
+    try:
+        yield
+    finally:
+        _HERE.is_quiet = before
 
 
 class _ModeForMeta(FakeTensorMode):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import warnings
 
 import torch
@@ -310,7 +312,27 @@ def check_fake_like() -> str | None:
     )
 
 
+def check_failures_not_logged() -> str | None:
+    """Torch logs operators that fail on fakes, unless it is told not to."""
+    told: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = told.append  # type: ignore[assignment, method-assign]
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    others, propagates = logger.handlers, logger.propagate
+    logger.handlers, logger.propagate = [handler], False
+    counts = []
+    try:
+        for quiet in (contextlib.nullcontext(), fakes.failures_not_logged()):
+            with quiet, fakes.new_fake_mode(), contextlib.suppress(RuntimeError):
+                torch.mm(torch.ones(2, 3), torch.ones(2, 3))
+            counts.append(len(told))
+    finally:
+        logger.handlers, logger.propagate = others, propagates
+    return first_difference(("logged", counts, [1, 1]))
+
+
 CHECKS = (
+    check_failures_not_logged,
     check_mode_of,
     check_fake_like,
     check_kernels_for_symbolic_sizes,
