@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail.execute.native.attention_rows import AttentionClaim, attention_claim, attention_row
+from dovetail.execute.native.blocked_products import BlockedClaim, blocked_claim, blocked_row
 from dovetail.execute.native.casts import CastClaim, cast_claim, cast_row
 from dovetail.execute.native.channel_parts import ChannelPartsClaim, channel_parts_claim, channel_parts_row
 from dovetail.execute.native.claims import Claim, claim_of
+from dovetail.execute.native.column_sums import ColumnSumClaim, column_sum_claim, column_sum_row
 from dovetail.execute.native.convolution_rows import ConvolutionClaim, convolution_claim, convolution_row
 from dovetail.execute.native.copies import CopyClaim, copy_claim, copy_row
 from dovetail.execute.native.int8_rows import Int8Claim, int8_claim, int8_row
@@ -49,6 +51,8 @@ KINDS: dict[type, RowKind] = {
     RowFunctionClaim: RowKind(row_function_claim, rounds=True),
     RowCopyClaim: RowKind(row_copy_claim, rounds=True),
     RoundingClaim: RowKind(rounding_claim, loop_row, rounds=True),
+    ColumnSumClaim: RowKind(column_sum_claim, column_sum_row, rounds=True),
+    BlockedClaim: RowKind(blocked_claim, blocked_row, alone=3.0, rounds=True),
     KernelClaim: RowKind(kernel_claim, kernel_row),
     Claim: RowKind(claim_of, loop_row),
     ProductClaim: RowKind(product_claim, product_row),

@@ -43,6 +43,8 @@ from dovetail.torch_compat.native_tensors import (
 _LOCK = threading.Lock()
 _NAME, _ROW_NAME = "kernel", "row_kernel"
 _LANES_OF_AVX2 = 8
+AS_WRITTEN = "; as written\n"
+"""Begins a module whose loops have their vectors, so that LLVM makes none and unrolls nothing: a third of the time."""
 _OLDEST = (0, 45)  # of llvmlite: LLVM 20, which has pointers without types
 _KERNELS: dict[Loop, int | None] = {}
 _ADDRESSES: dict[str, int] = {}
@@ -122,6 +124,12 @@ def has_pool() -> bool:
 
 
 @cache
+def processor() -> str:
+    """LLVM's name of this processor."""
+    return str(_binding().get_host_cpu_name())
+
+
+@cache
 def has_vectors(lanes: int) -> bool:
     """Whether this processor multiplies and adds vectors of 8 or 16 `float` in one instruction."""
     features = _binding().get_host_cpu_features()
@@ -173,7 +181,7 @@ def _new_machine() -> Any:
     binding = _binding()
     target = binding.Target.from_default_triple()
     features = binding.get_host_cpu_features().flatten()
-    return target.create_target_machine(cpu=binding.get_host_cpu_name(), features=features, opt=3, jit=True)
+    return target.create_target_machine(cpu=processor(), features=features, opt=3, jit=True)
 
 
 @cache
@@ -220,13 +228,14 @@ def _object_code(text: str) -> bytes:
 
 
 def _optimized(text: str) -> Any:
+    is_as_written = text.startswith(AS_WRITTEN)
     binding, machine = _binding(), _machine()
     module = binding.parse_assembly(text)
     module.triple = machine.triple
     module.data_layout = str(machine.target_data)
     module.verify()
-    tuning = binding.create_pipeline_tuning_options(speed_level=3)
-    tuning.loop_vectorization = tuning.slp_vectorization = tuning.loop_unrolling = True
+    tuning = binding.create_pipeline_tuning_options(speed_level=1 if is_as_written else 3)
+    tuning.loop_vectorization = tuning.slp_vectorization = tuning.loop_unrolling = not is_as_written
     builder = binding.create_pass_builder(machine, tuning)
     builder.getModulePassManager().run(module, builder)
     return module

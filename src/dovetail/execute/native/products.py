@@ -123,6 +123,14 @@ class ProductClaim(ClaimBase):
 
 def product_claim(node: Node) -> ProductClaim | None:
     """The claim on a node, as far as descriptions say."""
+    claim = claimed_product(node, MOST)
+    if claim is None or blas_call(claim.question.first, claim.question.second, claim.question.result) is None:
+        return None
+    return claim
+
+
+def claimed_product(node: Node, most: int | None) -> ProductClaim | None:
+    """A claim on a node, whoever multiplies. most: elements of operands and result, if there is a limit."""
     if not isinstance(node.target, Overload) or node.target not in _TARGETS or len(node.results()) != 1:
         return None
     arguments, result = arguments_of(node), node.results()[0]
@@ -137,17 +145,15 @@ def product_claim(node: Node) -> ProductClaim | None:
     if len(values) < len(given):
         return None
     metas: list[TensorMeta] = [value.tensor for value in values]
-    matrices = _matrices(metas, len(operands))
+    matrices = _matrices(metas, len(operands), most)
     if matrices is None:
         return None
     start = matrices[3] if len(operands) > _MATRIX else None
     question = ProductQuestion(node.target, metas[0].dtype, matrices[1], matrices[2], matrices[0], start)
-    if blas_call(question.first, question.second, question.result) is None:
-        return None
     return ProductClaim(node, question, operands, into, result)  # type: ignore[arg-type]
 
 
-def _matrices(metas: Sequence[TensorMeta], operands: int) -> list[Matrix] | None:
+def _matrices(metas: Sequence[TensorMeta], operands: int, most: int | None) -> list[Matrix] | None:
     """Sizes and strides of a result, two operands, and what is added; None where a row cannot work on them."""
     result, first, second = metas[:3]
     if result.dtype not in ELEMENTS or any(m.dtype != result.dtype or m.device.type != "cpu" for m in metas):
@@ -160,7 +166,8 @@ def _matrices(metas: Sequence[TensorMeta], operands: int) -> list[Matrix] | None
         return None
     sizes: Any = (*first.shape, second.shape[1])
     m, k, n = sizes
-    if m * k * n == 0 or m * k + k * n + m * n > MOST or written.stride != (n, 1) or result.stride != (n, 1):
+    is_small = most is None or m * k + k * n + m * n <= most
+    if m * k * n == 0 or not is_small or written.stride != (n, 1) or result.stride != (n, 1):
         return None
     found: Any = [(meta.shape, meta.stride) for meta in (result, first, second)]
     if found[0][0] != (m, n) or second.shape[0] != k:

@@ -109,13 +109,13 @@ class _Body:
             if is_same and (section in made.wanted[at] or is_stored):
                 self._of_row(at)
         sums = made.sums(section)
-        totals = {at: out.variable("float", self._start(at), 4) for at in sums}
+        totals = {at: out.variable("float", self._start(at, "0.0"), 4) for at in sums}  # torch gives no negative zero
         if sums:
             with out.loop("0", "%columns", str(_PIECE)) as piece:
                 end = out.add(piece, str(_PIECE))
                 is_last = out.set(f"icmp sgt i64 {end}, %columns")
                 end = out.set(f"select i1 {is_last}, i64 %columns, i64 {end}")
-                pieces = {at: out.variable("float", self._start(at), 4) for at in sums}
+                pieces = {at: out.variable("float", self._start(at, "-0.0"), 4) for at in sums}
                 with out.loop(piece, end) as column:
                     self._elements(section, column, pieces)
                 for at, total in totals.items():
@@ -125,8 +125,8 @@ class _Body:
                 self._elements(section, column, {})
         self.known.update({at: out.load("float", total) for at, total in totals.items()})
 
-    def _start(self, at: int) -> str:
-        return "-0.0" if self.made.instructions[at].operation == TOTAL else _LEAST
+    def _start(self, at: int, zero: str) -> str:
+        return zero if self.made.instructions[at].operation == TOTAL else _LEAST
 
     def _grow(self, at: int, total: str, value: str, flags: str) -> None:
         out, before = self.out, self.out.load("float", total)
