@@ -215,6 +215,63 @@ def test_a_fault_ends_soon(two_of_their_own: Ranks, tmp_path: Path, door: str, f
         assert other.name == ("KeyboardInterrupt" if fault == "stopped" else "_Trouble")
 
 
+def _messages(rank: int, store: str, kind: str, goes_on: bool) -> tuple[list[str], bool, float, list[Any]]:
+    """Rank 0 trains on what rank 1 sends, or sends rank 1 much; in one call rank 1 raises before it comes to that."""
+    with _new_group(rank, store):
+        torch.manual_seed(1)
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        much, other = torch.ones(2_000_000), 1 - rank
+        sends, moved = (rank == 0) == (kind == "send"), much if kind == "send" else torch.ones(3, 4)
+
+        def step(x: torch.Tensor, is_bad: bool = False) -> torch.Tensor:
+            optimizer.zero_grad()
+            if is_bad:
+                raise _Trouble("in the step")
+            place = moved * 2 if sends else torch.empty_like(moved)
+            if kind == "irecv":
+                work = dist.isend(place, other, tag=3) if sends else dist.irecv(place, other, tag=3)
+                assert work is not None
+                work.wait()
+            else:
+                dist.send(place, other) if sends else dist.recv(place, other)
+            loss = model(x + place[0]).square().mean()
+            loss.backward()
+            optimizer.step()
+            detached: torch.Tensor = loss.detach()
+            return detached
+
+        made = Trained(dovetail.compile_step(step), model, optimizer)
+        results = [made.step(_batch(rank, number)) for number in range(_CALLS)]
+        before, begin, names = state_of(made), time.monotonic(), []
+        for number in range(_CALLS, _CALLS + 2 if goes_on or not rank else _CALLS + 1):
+            try:
+                results.append(made.step(_batch(rank, number), rank == 1 and number == _CALLS))
+            except Exception as error:
+                names.append(type(error).__name__)
+            if goes_on and not rank and number == _CALLS:
+                break
+        return names, same(before[::2], state_of(made)[::2]), time.monotonic() - begin, results
+
+
+@pytest.mark.parametrize("kind", ["recv", "irecv", "send"])
+def test_a_message_is_not_waited_for_where_the_other_rank_has_raised(
+    two_of_their_own: Ranks, tmp_path: Path, kind: str
+) -> None:
+    living, other = two_of_their_own(_messages, str(tmp_path / "store"), kind, False)
+    two_of_their_own.end()
+    assert living[0] == ["RankFailed"] * 2
+    assert other[0] == ["_Trouble"]
+    assert living[1]
+    assert living[2] < _SOON
+
+
+def test_a_message_of_a_rank_that_goes_on_is_waited_for(two_of_their_own: Ranks, tmp_path: Path) -> None:
+    living, other = two_of_their_own(_messages, str(tmp_path / "store"), "recv", True)
+    assert (living[0], other[0]) == ([], ["_Trouble"])
+    assert len(living[3]) == len(other[3]) == _CALLS + 1
+
+
 def _skips(rank: int, store: str) -> tuple[list[Any], list[Any]]:
     """A rank raises before it takes part in anything, skips the batch, and goes on: others wait for its next call."""
     found = []

@@ -39,7 +39,7 @@ class RankFailed(DovetailError):
     """A rank has raised, and lives on, while others wait for it."""
 
     code = "DT-DIST-005"
-    summary = "rank {rank} of process group {group!r} has raised, and its collectives will not come."
+    summary = "rank {rank} of process group {group!r} has raised, and its collectives and messages will not come."
     because = "it {error}"
     way_out = "see what that rank has raised; then start all of them again"
     rows = ("origin",)

@@ -15,18 +15,21 @@ first collective, whichever comes first. In eager mode a dispatch mode sees the 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, TypeAlias
 
 from dovetail.errors import CollectiveFailed, CollectivesDiffer, RankFailed
 from dovetail.execute.failing_ranks import log_of, tell_of
+from dovetail.execute.message_watch import go_on_in, wait_for_message
 from dovetail.ops.collectives import asked_before
+from dovetail.ops.messages import messages_watched
 from dovetail.torch_compat.collectives import (
     NAMESPACES,
     default_group,
     find_group,
     gathered_objects,
+    group_of_message,
     group_of_operator,
     start_to_gather,
 )
@@ -62,18 +65,24 @@ class Agreement:
         self._done: set[str] = set()
         self._agreed: set[str] = set()
         self._sequences: Sequences = {}
+        self._messages: Collection[str] = ()
         self._ran: dict[str, int] = {}
         self._is_off = False
 
     def of_program(
-        self, sequences: Sequences, used: Mapping[str, str] = _NO_USE, eager: Sequences | None = None
+        self,
+        sequences: Sequences,
+        used: Mapping[str, str] = _NO_USE,
+        eager: Sequences | None = None,
+        messages: Collection[str] = (),
     ) -> AbstractContextManager[None, bool | None]:
         """While active, a program runs. sequences: for each group, a line for each collective. used: see `used_of`.
-        eager: eager mode's sequences, where they are others.
+        eager: eager mode's sequences, where they are others. messages: groups in which it sends or receives some.
         """
-        self._sequences = sequences
+        self._sequences, self._messages = sequences, messages
         self._ran.clear()
-        return self._asked(sequences, used, eager) if sequences else _NOTHING_ASKED
+        asked = self._asked(sequences, used, eager) if sequences else _NOTHING_ASKED
+        return _both(messages_watched(go_on_in, wait_for_message), asked) if messages else asked
 
     @contextmanager
     def _asked(self, sequences: Sequences, used: Mapping[str, str], eager: Sequences | None) -> Iterator[None]:
@@ -90,7 +99,7 @@ class Agreement:
         if default_group() is None:
             yield
             return
-        self._sequences = {}
+        self._sequences, self._messages = {}, ()
         with _Seeing(self), joins_noticed(self._end):
             yield
 
@@ -148,7 +157,7 @@ class Agreement:
         if default_group() is None or isinstance(error, CollectivesDiffer | RankFailed):
             return
         ended = {group for group, lines in self._sequences.items() if self._ran.get(group, 0) == len(lines)}
-        tell_of(error, self._agreed, ended, is_over=isinstance(error, CollectiveFailed))
+        tell_of(error, self._agreed, ended.difference(self._messages), is_over=isinstance(error, CollectiveFailed))
 
 
 class _Seeing(PlainMode):
@@ -162,11 +171,19 @@ class _Seeing(PlainMode):
 
     def __torch_dispatch__(self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         if getattr(func, "namespace", "") in NAMESPACES:
+            if (between := group_of_message(func, args)) is not None:
+                log_of(between).go_on()
             group = group_of_operator(func, args)
             if group is not None:
                 with suppress(LookupError):  # a group that no program finds
                     self._agreement.before(group)
         return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _both(first: AbstractContextManager[Any], second: AbstractContextManager[Any]) -> Iterator[None]:
+    with first, second:
+        yield
 
 
 def hash_of(lines: Sequence[str]) -> int:

@@ -3,7 +3,7 @@
 A rank whose call raises notes so in the store of its process group, under the number of the agreement that others may
 be waiting at (`before`), or have made in this call (`within`):
 
-    (none)  ->  raised: TEXT  ->  gone on       by the rank itself, when it comes to an agreement after all
+    (none)  ->  raised: TEXT  ->  gone on       by the rank itself, when it comes to an agreement, or message, after all
                               ->  given up      by a rank that waits for it
 
 Who waits looks there now and then. Only one of the two steps can be made, so all ranks see the same: either the rank is
@@ -28,7 +28,7 @@ from dovetail.torch_compat.collectives import (
     rank_in,
 )
 
-_LOOKS_EACH = 0.25
+LOOKS_EACH = 0.25
 _GRACE = 5.0  # for a rank that raised, went on, and comes to the same agreement with its next call
 _GONE_ON, _GIVEN_UP = "gone on", "given up"
 _LENGTH = 400
@@ -41,7 +41,8 @@ class GroupLog:
         self.name, self.rank, self.size = name_of_group(group), rank_in(group), group.size()
         self.agreements = 0
         self.given_up: tuple[int, str] | None = None
-        self._notes = notes_of_group(group)
+        self.is_watched = (notes := notes_of_group(group)) is not None
+        self._notes = notes
         self._told: dict[str, str] = {}
 
     def tell(self, error: BaseException, *, is_within: bool, is_over: bool) -> None:
@@ -61,7 +62,7 @@ class GroupLog:
         """This rank comes to an agreement. Raises: RankFailed where that is too late."""
         told, self._told = self._told, {}
         if any(".within." in key for key in told):
-            time.sleep(2 * _LOOKS_EACH)  # who waits in the call that was left is to see it
+            time.sleep(2 * LOOKS_EACH)  # who waits in the call that was left is to see it
         for key, text in told.items():
             if self.given_up is None and add_note_of_group(self._notes, key, text, _GONE_ON) != _GONE_ON:
                 self.given_up = self.rank, f"{text} in an earlier call, and the others have given it up"
@@ -74,14 +75,18 @@ class GroupLog:
         if self._notes is None:
             work.wait()
             return
-        while not done_within(work, _LOOKS_EACH):
-            found = self._look(seen, is_within)
-            if found is not None:
-                self.given_up = found
-                self._fail(*found)
+        while not done_within(work, LOOKS_EACH):
+            if self.look(seen, is_within):
+                self.go_on()
 
-    def _look(self, seen: dict[str, float], is_within: bool) -> tuple[int, str] | None:
-        """The rank that others have given up, or that this one gives up, and what it says."""
+    def look(self, seen: dict[str, float], is_within: bool = False, other: int | None = None) -> bool:
+        """Whether the group is given up: by others, or by this rank, now. other: the one rank that is waited for."""
+        found = self._failed(seen, is_within, other)
+        if found is not None:
+            self.given_up = found
+        return self.given_up is not None
+
+    def _failed(self, seen: dict[str, float], is_within: bool, other: int | None) -> tuple[int, str] | None:
         assert self._notes is not None, "there is somewhere to look"
         last = self.agreements - 1
         places = [f"{last}.within"] if is_within else [f"{self.agreements}.before", f"{last}.within"]
@@ -92,9 +97,12 @@ class GroupLog:
                     continue
                 text = self._notes.get(key).decode()
                 if text == _GONE_ON:
+                    seen.pop(key, None)
                     continue
                 if text.startswith(_GIVEN_UP):
                     return rank, text.removeprefix(_GIVEN_UP).strip()
+                if other is not None and rank != other:
+                    continue
                 first = seen.setdefault(key, time.monotonic())
                 is_late = is_within or time.monotonic() - first > _GRACE
                 if is_late and add_note_of_group(self._notes, key, text, f"{_GIVEN_UP} {text}") != _GONE_ON:

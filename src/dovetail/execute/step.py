@@ -36,7 +36,7 @@ from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Program
 from dovetail.ir.sizes import Number
 from dovetail.memory.in_arena import ArenaPlan
-from dovetail.ops.collectives import ask_before, collective_of, sequences_of, used_of
+from dovetail.ops.collectives import ask_before, collective_of, groups_of_messages, sequences_of, used_of
 from dovetail.ops.facts import facts_of, written_values
 from dovetail.torch_compat.modes import autocast_is_active, set_gradients
 from dovetail.torch_compat.rng import default_generator
@@ -156,6 +156,11 @@ class CompiledStepProgram:
     def used_parameters(self) -> Mapping[str, str]:
         """For each process group, which parameters get gradients, where ranks tell each other; see `used_of`."""
         return used_of(self.program.nodes)
+
+    @cached_property
+    def groups_of_messages(self) -> frozenset[str]:
+        """The process groups in which it sends or receives messages between two ranks."""
+        return groups_of_messages(self.program.nodes)
 
     @property
     def meets_others(self) -> bool:

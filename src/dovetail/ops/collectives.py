@@ -260,6 +260,11 @@ def sequences_of(nodes: Iterable[Node]) -> dict[str, list[str]]:
     return found
 
 
+def groups_of_messages(nodes: Iterable[Node]) -> frozenset[str]:
+    """The process groups in which messages go between two ranks."""
+    return frozenset(str(node.args[-1]) for node in nodes if collective_of(node) in MESSAGES)
+
+
 def used_of(nodes: Iterable[Node]) -> dict[str, str]:
     """For each process group, which parameters get gradients, as far as ranks tell each other: "1", or "0" if not."""
     found: dict[str, str] = {}

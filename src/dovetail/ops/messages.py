@@ -8,6 +8,7 @@ operators, at the places where eager mode begins it and waits: it may only be ri
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +22,22 @@ from dovetail.torch_compat.collectives import find_group
 
 WORK = "_dovetail_work"
 """The attribute of a token that holds what is under way."""
+
+_WATCH = threading.local()
+
+
+@contextmanager
+def messages_watched(begin: Callable[[str], None], wait: Callable[[str, int, int, Any], None]) -> Iterator[None]:
+    """While active, messages of this thread tell before they begin, and are waited for by another function.
+
+    begin: gets the name of the group. wait: gets that, the other rank, the tag, and the work.
+    """
+    before = getattr(_WATCH, "functions", None)
+    _WATCH.functions = begin, wait
+    try:
+        yield
+    finally:
+        _WATCH.functions = before
 
 
 @contextmanager
@@ -47,30 +64,46 @@ def _receive(pg: Any, tensor: torch.Tensor, of: int, tag: int) -> Any:
     return dist.irecv(tensor, group=pg, tag=tag, group_src=of)
 
 
+def _begin(start: Callable[..., Any], tensor: torch.Tensor, other: int, tag: int, group: str) -> Any:
+    functions = getattr(_WATCH, "functions", None)
+    if functions is not None:
+        functions[0](group)
+    return start(find_group(group), tensor, other, tag)
+
+
+def _finish(work: Any, other: int, tag: int, group: str) -> None:
+    functions = getattr(_WATCH, "functions", None)
+    if functions is None:
+        work.wait()
+    else:
+        functions[1](group, other, tag, work)
+
+
 def _start_send(tensor: torch.Tensor, to: int, tag: int, group: str) -> torch.Tensor:
     token = new_token()
     with failures_named("send", group):
-        setattr(token, WORK, _send(find_group(group), tensor, to, tag))
+        setattr(token, WORK, (_begin(_send, tensor, to, tag, group), to, tag))
     return token
 
 
 def _end_send(token: torch.Tensor, tensor: torch.Tensor, group: str) -> None:
     with failures_named("send", group):
-        vars(token).pop(WORK).wait()
+        work, to, tag = vars(token).pop(WORK)
+        _finish(work, to, tag, group)
 
 
 def _start_receive(like: torch.Tensor, of: int, tag: int, group: str) -> torch.Tensor:
     """Memory of its own receives the message: a program on copies would lose what arrives in an operand later."""
     token, arriving = new_token(), torch.empty_like(like, memory_format=torch.contiguous_format)
     with failures_named("receive", group):
-        setattr(token, WORK, (_receive(find_group(group), arriving, of, tag), arriving))
+        setattr(token, WORK, (arriving, _begin(_receive, arriving, of, tag, group), of, tag))
     return token
 
 
 def _end_receive(token: torch.Tensor, tensor: torch.Tensor, group: str) -> None:
     with failures_named("receive", group):
-        work, arrived = vars(token).pop(WORK)
-        work.wait()
+        arrived, work, of, tag = vars(token).pop(WORK)
+        _finish(work, of, tag, group)
     tensor.copy_(arrived)
 
 
@@ -78,10 +111,9 @@ def _define_message(name: str, arguments: str, start: Callable[..., Any]) -> Any
     """The operator that sends or receives a message, and waits for it, as eager mode does."""
     what = start.__name__.strip("_")
 
-    def run(*given: Any) -> None:
-        *operands, group = given
+    def run(tensor: torch.Tensor, other: int, tag: int, group: str) -> None:
         with failures_named(what, group):
-            start(find_group(group), *operands).wait()
+            _finish(_begin(start, tensor, other, tag, group), other, tag, group)
 
     return define(name, f"({arguments}, str group) -> ()", run, lambda *_: None)
 

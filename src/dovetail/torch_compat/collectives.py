@@ -6,7 +6,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache, wraps
 from inspect import unwrap
@@ -49,6 +49,7 @@ def name_of_group(group: Any) -> str:
 
 
 _WAITING = frozenset(unwrap(function).__code__ for function in (dist.send, dist.recv)) if is_available else frozenset()
+_TAGS_APART = 1_008_000_000  # gloo has a connection for each network device, and takes one by the tag's remainder
 _BETWEEN_TWO = ("send", "recv_", "recv_any_source_", "isend", "irecv", "batch_p2p_ops", "check_for_nan")
 
 
@@ -63,6 +64,14 @@ def group_of_operator(func: Any, args: Sequence[Any]) -> str | None:
     names = [argument.name for argument in func._schema.arguments]
     held = args[names.index("group_name")] if "group_name" in names else None
     return None if held is None else name_of_group(group_in(held))
+
+
+def group_of_message(func: Any, args: Sequence[Any]) -> Any:
+    """The group in which an operator of torch's sends a message to one rank, or receives one; None for others."""
+    if func.namespace != "c10d" or func.overloadpacket.__name__ not in _BETWEEN_TWO:
+        return None
+    boxed = next(filter(is_boxed_group, args), None)
+    return None if boxed is None else group_in(boxed)
 
 
 def is_waiting_for_message() -> bool:
@@ -80,6 +89,18 @@ def start_to_gather(numbers: Sequence[int], group: Any) -> tuple[Any, Callable[[
     told = torch.tensor(numbers, dtype=torch.int64, device=device)
     work = gather_parts()(made, told, group, async_op=True)
     return work, lambda: made.view(-1, len(numbers)).tolist()
+
+
+def end_messages(group: Any, other: int, tag: int) -> None:
+    """Let messages of a group on gloo fail that are waited for. Nothing can be sent in it afterwards.
+
+    A wait that is too late ends the connections of its group: here that for a message which nobody sends.
+    """
+    with suppress(RuntimeError):
+        apart = tag + (_TAGS_APART if tag < _TAGS_APART else -_TAGS_APART)
+        never = dist.irecv(torch.empty(1), group=group, tag=apart, group_src=other)
+        if never is not None:
+            never.wait(timedelta(milliseconds=1))
 
 
 def done_within(work: Any, seconds: float) -> bool:

@@ -167,7 +167,10 @@ class CompiledStep:
             try:
                 variant.calls += 1
                 sequences = program.collectives, program.used_parameters, program.eager_collectives
-                with agreement.of_program(*sequences), RUNNING.suspended() if program.meets_others else _RUNNING_ON:
+                with (
+                    agreement.of_program(*sequences, program.groups_of_messages),
+                    RUNNING.suspended() if program.meets_others else _RUNNING_ON,
+                ):
                     results = variant.runner.run(tensors, call.leaves, variant.guard.bindings)
                 captures.ran(variant)
                 cache.patience.found()
