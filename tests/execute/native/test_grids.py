@@ -83,9 +83,12 @@ def _drawn_results(generator: random.Random, draft: Segment, values: list[Value]
         return [made]
     size, last = int(shape[dim]), len(shape) - 1  # type: ignore[arg-type]
     other = generator.choice(alike)
+    is_given = any(x.tensor.storage == value.tensor.storage for value in draft.inputs)
+    own_split = aten.split.Tensor if is_given else aten.unsafe_split.Tensor  # whose parts count writes by themselves
     makers: list[Callable[[], list[Value]]] = [
         lambda: draft.several(aten.split.Tensor, x, max(size // 2, 1), dim),
-        lambda: draft.several(aten.unsafe_split.Tensor, x, max(size // 3, 1), last),
+        lambda: [draft.call(aten.transpose.int, x, dim, last - 1 if last else last)],
+        lambda: draft.several(own_split, x, max(size // 3, 1), last),
         lambda: draft.several(aten.unbind.int, x, 0)[:3],
         lambda: [draft.call(aten.slice.Tensor, x, dim, size // 3, size)],
         lambda: [draft.call(aten.select.int, x, dim, size // 2)],
@@ -123,6 +126,9 @@ def _meta(shape: Any, stride: Any, offset: int = 0) -> TensorMeta:
         (((2, 3, 5), (15, 5, 1)), ((2, 3, 5), (30, 10, 1)), Grid(6, 5, (5, 10))),
         (((2, 3, 5), (15, 5, 1)), ((2, 3, 5), (30, 5, 1)), Grid(2, 15, (15, 30))),
         (((2, 1, 5), (5, 5, 1)), ((2, 1, 5), (9, 7, 1)), Grid(2, 5, (5, 9))),
+        (((2, 3, 5), (5, 10, 1)), ((2, 3, 5), (7, 14, 1)), Grid(6, 5, (5, 7))),  # both in the order of memory
+        (((1, 4, 3, 8), (96, 8, 32, 1)), ((1, 4, 3, 8), (288, 8, 96, 1)), Grid(3, 32, (32, 96))),
+        (((2, 3, 5), (5, 10, 1)), ((2, 3, 5), (21, 7, 1)), None),
         (((4, 5), (5, 1)), ((4, 5), (5, 1)), None),  # there is one row
         (((4, 1), (1, 1)), ((4, 1), (3, 1)), None),  # elements do not lie side by side
         (((4, 5), (5, 1)), ((4, 5), (1, 4)), None),

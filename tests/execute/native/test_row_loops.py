@@ -28,6 +28,7 @@ _EPS = torch.finfo(torch.float32).eps
 
 FUNCTIONS: dict[str, Function] = {
     "softmax": lambda x: (x * 1.5).softmax(-1),
+    "safe_softmax": lambda x: torch._safe_softmax((x * 1.5).masked_fill(x > 0.5, -math.inf), -1),
     "log_softmax": lambda x: (x * 1.5).log_softmax(-1),
     "sum": lambda x: (x * 1.5).sum(-1),
     "mean": lambda x: (x * 1.5).mean(-1, keepdim=True),

@@ -31,7 +31,7 @@ class Pitch:
 
 
 def grid_of(metas: Sequence[TensorMeta]) -> Grid | None:
-    """How tensors lie in rows. The first is written; the others may be repeated for its rows.
+    """How tensors lie in rows, in the order of memory. The first is written; the others may be repeated for its rows.
 
     None where they lie in another way, where that is not known, or where there is only one row.
     """
@@ -39,8 +39,8 @@ def grid_of(metas: Sequence[TensorMeta]) -> Grid | None:
     strides = [found for meta in metas if (found := _strides_for(meta, len(shape))) is not None]
     if len(strides) < len(metas):
         return None
-    joined: list[tuple[int, tuple[int, ...]]] = []  # from the last dimension on: size, and the stride of each tensor
-    for dim in range(len(shape) - 1, -1, -1):
+    joined: list[tuple[int, tuple[int, ...]]] = []  # from the innermost one on: size, and the stride of each tensor
+    for dim in sorted(range(len(shape)), key=lambda dim: (strides[0][dim], -dim)):
         size = shape[dim]
         if not isinstance(size, int) or any(_size_at(meta, dim, len(shape)) not in (1, size) for meta in metas):
             return None

@@ -87,6 +87,11 @@ def _softmax() -> Formula:
     return grown * (_ONE / total(grown))
 
 
+def _safe_softmax() -> Formula:
+    """A row of minus infinity gives zeros."""
+    return select(compared("eq", largest(_A), -_INFINITE), _ZERO, _softmax())
+
+
 def _log_softmax() -> Formula:
     moved = _A - largest(_A)
     return moved - log(total(exp_of_negative(moved)))
@@ -169,6 +174,7 @@ _GRADIENT = {"grad_output": Span.WHOLE, "output": Span.WHOLE}
 
 ROW_RULES: dict[str, RowRule] = {
     "_softmax": RowRule(_ONLY, _of_dim, _whole(_softmax())),
+    "_safe_softmax": RowRule(_ONLY, _of_dim, _whole(_safe_softmax())),
     "_log_softmax": RowRule(_ONLY, _of_dim, _whole(_log_softmax())),
     "_softmax_backward_data": RowRule(_GRADIENT, _of_dim, _whole((_A - total(_A * _B)) * _B), of="output"),
     "_log_softmax_backward_data": RowRule(_GRADIENT, _of_dim, _whole(fma(-exp(_B), total(_A), _A)), of="output"),
