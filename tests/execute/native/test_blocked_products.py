@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import random
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -25,8 +26,7 @@ from dovetail.execute.native.blocked_text import (
     items_of_share,
     shares_of,
 )
-from dovetail.execute.native.machine import driver, function_of, has_vectors, unavailable
-from dovetail.execute.native.rows import table_row
+from dovetail.execute.native.machine import function_of, has_vectors, unavailable
 from dovetail.inspect.memory import measure_peak
 from dovetail.ir.program import Node
 from tests.rotation import rotated
@@ -70,17 +70,20 @@ def _bound(first: Tensor, second: Tensor) -> Tensor:
     return (inner + -(-inner // BLOCK) + 2) * _EPS * (first.abs().double() @ second.abs().double())
 
 
-def _run(form: Form, shape: Shape, tensors: list[Tensor], threads: int) -> None:
+def _run(form: Form, shape: Shape, tensors: list[Tensor], parts: Sequence[tuple[float, float]] = ((0, 1),)) -> None:
+    """Run parts of the work, one after the other: each from and to a fraction of it."""
     made, first, second, *start = tensors
     sizes = (made.shape[0], first.shape[1], made.shape[1])
     pitches = [each.stride(int(turned)) for each, turned in zip((first, second), form.turned, strict=True)]
     share = items_of_share(form, shape, *sizes)
     numbers = [*sizes, *pitches, share, start[0].stride(0) if start else 0, bool(start)]
     items = shares_of(form, shape, sizes[0], sizes[2]) * share
-    function = function_of(blocked_text(form, shape, f"tried{shape.lanes}"), f"tried{shape.lanes}", ())
-    more = struct.pack(f"{len(numbers)}q", *numbers)
-    table = table_row(function or 0, items, [each.data_ptr() for each in (*tensors, made)[:4]], (), more)
-    assert driver()(table, 1, threads, 0) == 0
+    address = function_of(blocked_text(form, shape, f"tried{shape.lanes}"), f"tried{shape.lanes}", ())
+    pointers = [each.data_ptr() for each in (*tensors, made)[:4]]
+    slots = struct.pack(f"{5 + len(numbers)}q", items, *pointers, *numbers)
+    function = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64)(address or 0)
+    for begin, end in parts:
+        function(slots, int(begin * items), int(end * items))
 
 
 @pytest.mark.parametrize("seed", rotated(range(400), of=10))
@@ -96,9 +99,11 @@ def test_drawn_products(seed: int) -> None:
 
     first, second = matrix(rows, inner, form.turned[0]), matrix(inner, columns, form.turned[1])
     start = [drawn.choice((torch.randn(columns).expand(rows, -1), torch.randn(rows, columns)))] * drawn.randrange(2)
+    edges = sorted([0.0, 1.0, drawn.random(), drawn.random()])
+    several = drawn.sample(list(itertools.pairwise(edges)), 3)  # as threads would run them, in any order
     found = [torch.full((rows + 1, columns), torch.nan) for _ in range(2)]
-    for made, threads in zip(found, (1, 2), strict=True):
-        _run(form, shape, [made[:rows], first, second, *start], threads)
+    for made, parts in zip(found, ([(0.0, 1.0)], several), strict=True):
+        _run(form, shape, [made[:rows], first, second, *start], parts)
         assert made[rows].isnan().all(), "it stays within the result"
     exact = first.double() @ second.double()
     bound = _bound(first, second)
@@ -112,7 +117,7 @@ def test_infinite_numbers() -> None:
     first, second = torch.randn(9, 20), torch.randn(20, 18)
     first[2, 3], first[5, 7], second[4, 16] = torch.inf, torch.nan, -torch.inf
     made = torch.empty(9, 18)
-    _run(Form((False, False)), AVX2, [made, first, second], 1)
+    _run(Form((False, False)), AVX2, [made, first, second])
     exact = first.double() @ second.double()
     assert torch.equal(made.isnan(), exact.isnan())
     assert torch.equal(made.isinf(), exact.isinf())

@@ -32,7 +32,7 @@ _KEPT_ROWS = 144  # of a first operand that are copied at once: a block of them 
 _PITCH = BLOCK + 16  # of the copy: rows that lie a power of two apart share few lines of a cache
 _LINE = 64  # bytes
 _PANELS = 4  # that are copied at once: of rows that lie far apart, whole lines of the cache and pages are read
-_TURNED_ROWS = 96  # of a turned first operand that are copied at once; a multiple of each tile's
+_TURNED_ROWS = 96  # of a turned first operand that are copied at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def _tile(form: Form, shape: Shape, name: str, rows: int) -> str:
     for j in vectors:
         out.append(f"%at{j} = add i64 %line, {j * lanes}")
         out += [f"%wp{j} = getelementptr float, ptr %panel, i64 %at{j}", f"%w{j} = load {v}, ptr %wp{j}, align 32"]
-    out += [*_fetched(form)]
+    out += _fetched(form)
     for i in range(rows):
         if form.turned[0]:
             out += [f"%xo{i} = mul i64 %n, {shape.rows}", f"%xi{i} = add i64 %xo{i}, {i}"]
@@ -154,7 +154,7 @@ def _fetched(form: Form) -> list[str]:
 
 
 def _any_tile(shape: Shape, name: str) -> str:
-    """A function: a tile of any size up to the largest."""
+    """A function: a tile with any of the heights, and with as many columns as there are."""
     head = "ptr %a, i64 %down, ptr %panel, ptr %c, i64 %pitch, i64 %count, i1 %adds, i64 %rows, i64 %columns"
     head += ", ptr %fetch, i64 %apart"
     out = Function(f"define internal void @{name}_part({head}) {ATTRIBUTES}")
@@ -224,12 +224,13 @@ class _Product:
     def begin_with(self, start: str, apart: str, begin: str, end: str) -> None:
         """Copy what is added into the share of the result."""
         out = self.out
-        size = str(_TURNED_ROWS if self.form.turned[0] else self.shape.width)
-        low = out.mul(begin, size)
-        high = self._least(out.mul(end, size), self.rows if self.form.turned[0] else self.columns)
-        top, bottom, left, right = (
-            (low, high, "0", self.columns) if self.form.turned[0] else ("0", self.rows, low, high)
-        )
+        if self.form.turned[0]:
+            parts = self._parts(self.rows, _TURNED_ROWS)
+            top, bottom = (self._edge(edge, self.rows, parts) for edge in (begin, end))
+            left, right = "0", self.columns
+        else:
+            top, bottom, width = "0", self.rows, str(self.shape.width)
+            left, right = (self._least(out.mul(edge, width), self.columns) for edge in (begin, end))
         bytes_ = out.mul(out.set(f"sub i64 {right}, {left}"), "4")
         with out.loop(top, bottom) as row:
             into = out.element("float", self.result, out.add(out.mul(row, self.columns), left))
@@ -239,7 +240,7 @@ class _Product:
     def by_columns(self, begin: str, end: str) -> None:
         """Some rows of the first operand, as many as are kept in a cache, by panels of the second one."""
         out, width = self.out, str(self.shape.width)
-        left, right = out.mul(begin, width), self._least(out.mul(end, width), self.columns)
+        left, right = (self._least(out.mul(edge, width), self.columns) for edge in (begin, end))
         kept = out.memory(f"[{_KEPT_ROWS * _PITCH} x float]", 64)
         tops, blocks = self._split("0", None, self.rows, _KEPT_ROWS), out.loop("0", self.inner, str(BLOCK))
         with tops as (_, top, height), blocks as block:
