@@ -15,17 +15,9 @@ from torch import Tensor, nn
 
 import dovetail
 from dovetail.execute.native import blocked_products, clusters
+from dovetail.execute.native.block_shapes import AVX2, BLOCK, FEWEST, Form, Shape, items_of_share, shares_of
 from dovetail.execute.native.blocked_products import BlockedClaim
-from dovetail.execute.native.blocked_text import (
-    AVX2,
-    BLOCK,
-    FEWEST,
-    Form,
-    Shape,
-    blocked_text,
-    items_of_share,
-    shares_of,
-)
+from dovetail.execute.native.blocked_text import blocked_text
 from dovetail.execute.native.machine import function_of, has_vectors, unavailable
 from dovetail.inspect.memory import measure_peak
 from dovetail.ir.program import Node

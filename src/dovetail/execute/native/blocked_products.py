@@ -15,7 +15,8 @@ from functools import cache
 
 import torch
 
-from dovetail.execute.native.blocked_text import AVX2, BLOCK, FEWEST, Form, blocked_text, items_of_share, shares_of
+from dovetail.execute.native.block_shapes import AVX2, BLOCK, FEWEST, Form, items_of_share, shares_of
+from dovetail.execute.native.blocked_text import blocked_text
 from dovetail.execute.native.claim_base import PlacedBase
 from dovetail.execute.native.machine import driver, function_of, has_vectors, processor
 from dovetail.execute.native.probes import Refused

@@ -18,62 +18,14 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
+from dovetail.execute.native.block_shapes import BLOCK, KEPT_ROWS, TURNED_ROWS, Form, Shape
 from dovetail.execute.native.llvm_function import Function
 from dovetail.execute.native.machine import AS_WRITTEN
 from dovetail.execute.native.tile_text import ATTRIBUTES, splat
 
-BLOCK = 256
-"""Products that are summed in registers."""
-
-FEWEST = 8
-"""Rows that a product has at least."""
-
-_KEPT_ROWS = 144  # of a first operand that are copied at once: a block of them stays in a cache of the second level
-_PITCH = BLOCK + 16  # of the copy: rows that lie a power of two apart share few lines of a cache
+_PITCH = BLOCK + 16  # of a copy of rows: those that lie a power of two apart share few lines of a cache
 _LINE = 64  # bytes
 _PANELS = 4  # that are copied at once: of rows that lie far apart, whole lines of the cache and pages are read
-_TURNED_ROWS = 96  # of a turned first operand that are copied at once
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """lanes: of a vector. rows: of a tile, so that two vectors for each, a line and a number fit in registers."""
-
-    lanes: int
-    rows: int
-
-    @property
-    def width(self) -> int:
-        """Columns of a tile."""
-        return 2 * self.lanes
-
-    @property
-    def heights(self) -> list[int]:
-        """How many rows tiles have, where there are `FEWEST` or more in all."""
-        counts = [(rows, -(-rows // self.rows)) for rows in range(FEWEST, _KEPT_ROWS + 1)]
-        return sorted({rows // parts + extra for rows, parts in counts for extra in range(1 + (rows % parts > 0))})
-
-
-AVX2 = Shape(8, 6)
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """turned: which operands have their columns one behind the other in memory."""
-
-    turned: tuple[bool, bool]
-
-
-def shares_of(form: Form, shape: Shape, rows: int, columns: int) -> int:
-    """How many shares of the work there are, at most one for each thread."""
-    return -(-rows // _TURNED_ROWS) if form.turned[0] else -(-columns // shape.width)
-
-
-def items_of_share(form: Form, shape: Shape, rows: int, inner: int, columns: int) -> int:
-    """How many items of the driver's a share is: it gives a thread no fewer than 32,768 of them, which are a million
-    products then.
-    """
-    return max(1, inner * (_TURNED_ROWS * columns if form.turned[0] else rows * shape.width) // 32)
 
 
 def blocked_text(form: Form, shape: Shape, name: str) -> str:
@@ -225,7 +177,7 @@ class _Product:
         """Copy what is added into the share of the result."""
         out = self.out
         if self.form.turned[0]:
-            parts = self._parts(self.rows, _TURNED_ROWS)
+            parts = self._parts(self.rows, TURNED_ROWS)
             top, bottom = (self._edge(edge, self.rows, parts) for edge in (begin, end))
             left, right = "0", self.columns
         else:
@@ -241,8 +193,8 @@ class _Product:
         """Some rows of the first operand, as many as are kept in a cache, by panels of the second one."""
         out, width = self.out, str(self.shape.width)
         left, right = (self._least(out.mul(edge, width), self.columns) for edge in (begin, end))
-        kept = out.memory(f"[{_KEPT_ROWS * _PITCH} x float]", 64)
-        tops, blocks = self._split("0", None, self.rows, _KEPT_ROWS), out.loop("0", self.inner, str(BLOCK))
+        kept = out.memory(f"[{KEPT_ROWS * _PITCH} x float]", 64)
+        tops, blocks = self._split("0", None, self.rows, KEPT_ROWS), out.loop("0", self.inner, str(BLOCK))
         with tops as (_, top, height), blocks as block:
             count = self._least(out.set(f"sub i64 {self.inner}, {block}"), str(BLOCK))
             size = out.mul(count, "4")
@@ -258,8 +210,8 @@ class _Product:
     def by_rows(self, begin: str, end: str) -> None:
         """Some rows of the first operand, which is turned, by all panels."""
         out = self.out
-        copied = out.memory(f"[{BLOCK * _TURNED_ROWS} x float]", 64)
-        tops, blocks = self._split(begin, end, self.rows, _TURNED_ROWS), out.loop("0", self.inner, str(BLOCK))
+        copied = out.memory(f"[{BLOCK * TURNED_ROWS} x float]", 64)
+        tops, blocks = self._split(begin, end, self.rows, TURNED_ROWS), out.loop("0", self.inner, str(BLOCK))
         with tops as (_, top, height), blocks as block:
             count = self._least(out.set(f"sub i64 {self.inner}, {block}"), str(BLOCK))
             with self._tiles(height) as (at, row, several):
