@@ -114,22 +114,11 @@ class CompiledGraph:
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         """Run with inputs in the order of the recorded function's arguments."""
-        return self.on(inputs)
-
-    def on(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        """The same for a sequence of them."""
         if self.left_modes:
             results = self._called(inputs)
             set_switches(self.left_modes)
             return results
         return self._called(inputs)
-
-    def ready(self) -> Callable[[Sequence[Any]], Sequence[Any]]:
-        """What runs it in the modes that are active now; inputs in the order of the recorded function's arguments."""
-        direct, constants = self.direct, self.constant_list
-        if direct is None or self.left_modes or torch.is_grad_enabled():
-            return self.on
-        return lambda inputs: direct([*inputs, *constants])
 
     def _called(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
         if self._only_computes and not torch.is_grad_enabled():

@@ -98,8 +98,8 @@ class CompiledFunction:
         with RUNNING:
             ready = self._captures.ready(args, kwargs)
             if ready is not None:
-                run, inputs, results = ready
-                return unflatten(list(run(inputs)), results)
+                graph, inputs, results = ready
+                return unflatten(list(graph(*inputs)), results)
         counts.eager_calls += 1
         for tensor, _ in self._donation.tensors(args, kwargs):
             torch.autograd.graph.increment_version(tensor)

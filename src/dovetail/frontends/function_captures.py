@@ -37,7 +37,7 @@ class FunctionRunner:
 
 
 FunctionVariant: TypeAlias = Variant[CallGuard, FunctionRunner]
-Ready: TypeAlias = tuple[Callable[[Sequence[Any]], Sequence[Any]], Sequence[Any], Structure]
+Ready: TypeAlias = tuple[CompiledGraph, Sequence[Any], Structure]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,6 @@ class QuickCall:
     variant: FunctionVariant
     graph: CompiledGraph
     inputs: QuickInputs
-    run: Callable[[Sequence[Any]], Sequence[Any]]
 
     @property
     def is_current(self) -> bool:
@@ -75,7 +74,7 @@ class FunctionCaptures:
         self.is_call = True  # False while captures are for no call: what the code changes is put back
 
     def ready(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Ready | None:
-        """What runs a call, its inputs, how results are put together; None for eager mode. Raises: DovetailError."""
+        """A call's graph, its inputs, how results are put together; None for eager mode. Raises: DovetailError."""
         cache, quick = self._cache, self._quick
         if quick is not None and quick.is_current:
             with RECORDING:
@@ -83,7 +82,7 @@ class FunctionCaptures:
             if inputs is not None:
                 cache.patience.found()
                 quick.variant.calls += 1
-                return quick.run, inputs, quick.variant.runner.output_spec
+                return quick.graph, inputs, quick.variant.runner.output_spec
         if cache.patience.waits():
             return None
         leaves, structure = flatten_call(args, kwargs)
@@ -96,7 +95,7 @@ class FunctionCaptures:
             variant.calls += 1
             if is_flat(args, kwargs, structure):
                 self._expect(variant, len(args), tuple(kwargs))
-        return graph.on, taken, variant.runner.output_spec
+        return graph, taken, variant.runner.output_spec
 
     def _chosen(
         self, leaves: list[Any], structure: Structure
@@ -120,15 +119,16 @@ class FunctionCaptures:
         return variant, *chosen
 
     def _expect(self, variant: FunctionVariant, count: int, names: tuple[str, ...]) -> None:
-        """A program is for a call, whose modes are active: where it was the last time as well, be quick to recognise
-        the next one. count, names: of the arguments by place, and by name, none of which is a container.
+        """A program is for a call: where it was the last time as well, be quick to recognise the next one.
+
+        count, names: of the arguments by place, and by name, none of which is a container.
         """
         is_again, self._last = self._last is variant, variant
         graph, quick = variant.runner.graphs.only, self._quick
         is_known = quick is not None and quick.variant is variant and quick.is_current
         if is_again and graph is not None and not is_known:
             inputs = variant.guard.quick_inputs(count, names)
-            self._quick = None if inputs is None else QuickCall(variant, graph, inputs, graph.ready())
+            self._quick = None if inputs is None else QuickCall(variant, graph, inputs)
 
     def added(self, leaves: list[Any], structure: Structure) -> tuple[FunctionVariant, list[Any]] | None:
         """A new variant with its graph for a call, and its inputs; None when no more may be made."""

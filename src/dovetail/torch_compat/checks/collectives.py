@@ -105,6 +105,7 @@ class _Waits(_Noted):
 
     def __torch_dispatch__(self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         self.waits.append(collectives.is_waiting_for_message())
+        self.arrived.append((func, args))
         return collectives.finished_work()
 
 
@@ -117,6 +118,31 @@ def check_is_waiting_for_message() -> str | None:
         with suppress(ValueError):  # where it is refused, as this rank is the only one
             dist.recv(torch.ones(2), 0)
     return first_difference(("waits", noted.waits, [False, True]))
+
+
+def check_group_of_message() -> str | None:
+    """Messages tell their group, and what all ranks do together does not."""
+    with group_of_one() as group, _Waits() as noted:
+        if group is None:
+            return None
+        group.recv([torch.ones(2)], 0, 0).wait()
+        group.allreduce([torch.ones(2)]).wait()
+        found = [collectives.group_of_message(func, args) is group for func, args in noted.arrived]
+    return first_difference(("messages", found, [True, False]))
+
+
+def check_end_messages() -> str | None:
+    """A receiver that nobody answers is given up at once, and nothing is raised."""
+    if not collectives.is_available or dist.is_initialized():
+        return None
+    fakes = importlib.import_module("torch.testing._internal.distributed.fake_pg")
+    dist.init_process_group("fake", store=fakes.FakeStore(), rank=0, world_size=2)
+    try:
+        with _Waits() as noted:
+            collectives.end_messages(dist.group.WORLD, 1, 5)
+    finally:
+        dist.destroy_process_group()
+    return first_difference(("receives", len(noted.waits), 1))
 
 
 def check_default_group() -> str | None:
@@ -329,6 +355,8 @@ CHECKS = (
     check_name_of_group,
     check_group_of_operator,
     check_is_waiting_for_message,
+    check_group_of_message,
+    check_end_messages,
     check_add_note_of_group,
     check_done_within,
     check_groups_of_process,
