@@ -78,7 +78,7 @@ def _run(form: Form, shape: Shape, tensors: list[Tensor], parts: Sequence[tuple[
         function(slots, int(begin * items), int(end * items))
 
 
-@pytest.mark.parametrize("seed", rotated(range(400), of=10))
+@pytest.mark.parametrize("seed", rotated(range(400), of=40))
 def test_drawn_products(seed: int) -> None:
     drawn = random.Random(seed)
     form, shape = drawn.choice(_FORMS), drawn.choice((AVX2, AVX2, Shape(8, 4)))
