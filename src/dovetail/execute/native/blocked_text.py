@@ -138,7 +138,7 @@ def _product(form: Form, shape: Shape, name: str) -> str:
     out = Function(f"define void @{name}(ptr %row, i64 %from, i64 %to) {ATTRIBUTES}")
     result, first, second, start = (out.slot("%row", at, "ptr") for at in (1, 2, 3, 4))
     rows, inner, columns, down, across, share, apart, has_start = (out.slot("%row", 5 + at) for at in range(8))
-    begin, end = (_shares(out, edge, share) for edge in ("%from", "%to"))
+    begin, end = (out.parts(edge, share) for edge in ("%from", "%to"))
     has_start = out.set(f"icmp ne i64 {has_start}, 0")
     made = _Product(out, form, shape, name, result, first, second, rows, inner, columns, down, across, has_start)
     with out.when(has_start):
@@ -148,11 +148,6 @@ def _product(form: Form, shape: Shape, name: str) -> str:
     else:
         made.by_columns(begin, end)
     return out.finished()
-
-
-def _shares(out: Function, edge: str, share: str) -> str:
-    """The number of the first share that begins there or later."""
-    return out.set(f"sdiv i64 {out.add(edge, out.add(share, '-1'))}, {share}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +172,7 @@ class _Product:
         """Copy what is added into the share of the result."""
         out = self.out
         if self.form.turned[0]:
-            parts = self._parts(self.rows, TURNED_ROWS)
+            parts = out.parts(self.rows, str(TURNED_ROWS))
             top, bottom = (self._edge(edge, self.rows, parts) for edge in (begin, end))
             left, right = "0", self.columns
         else:
@@ -240,7 +235,7 @@ class _Product:
         """Lines for each part of some rows, from one part to before another one: its number, its first row, how many it
         has. Parts are about equally large, and as few as have so many rows at most.
         """
-        out, count = self.out, self._parts(rows, most)
+        out, count = self.out, self.out.parts(rows, str(most))
         with out.loop(begin, end or count) as at:
             edges = [self._edge(edge, rows, count) for edge in (at, out.add(at, "1"))]
             yield at, edges[0], out.set(f"sub i64 {edges[1]}, {edges[0]}")
@@ -248,9 +243,6 @@ class _Product:
     def _tiles(self, rows: str) -> AbstractContextManager[tuple[str, str, str]]:
         """Lines for each tile of some rows."""
         return self._split("0", None, rows, self.shape.rows)
-
-    def _parts(self, rows: str, most: int) -> str:
-        return self.out.set(f"sdiv i64 {self.out.add(rows, str(most - 1))}, {most}")
 
     def _edge(self, part: str, rows: str, count: str) -> str:
         return self.out.set(f"sdiv i64 {self.out.mul(part, rows)}, {count}")

@@ -16,7 +16,7 @@ from dovetail.execute.native.claims import layout_of
 from dovetail.execute.native.llvm_function import Function
 from dovetail.execute.native.machine import driver, function_of
 from dovetail.execute.native.probes import Refused
-from dovetail.execute.native.rows import Access, Address, Addresses, ReadyRow, Storages, table_row
+from dovetail.execute.native.rows import Address, Addresses, ReadyRow, Storages, table_row
 from dovetail.execute.native.scratch import scratch
 from dovetail.execute.native.trials import answered
 from dovetail.ir.program import Node, Operand, Value
@@ -55,11 +55,6 @@ class CastClaim(PlacedBase):
     result: Value
     layout: None = None
     element: str = "i8"
-
-    def accesses(self) -> list[Access]:
-        """What it touches."""
-        read = [Access(value.tensor) for value in self.operands if isinstance(value, Value)]
-        return [Access(self.written.tensor, is_written=True), *read]
 
     def is_proven(self) -> bool:
         """Whether a row gives torch's bits."""

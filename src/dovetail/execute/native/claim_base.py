@@ -25,9 +25,10 @@ class Typed(Protocol):
 
 
 class PlacedBase:
-    """Where the result goes. into, result: see `rows.RowClaim`."""
+    """Where the result goes, and what is read. operands, into, result: see `rows.RowClaim`."""
 
     __slots__ = ()
+    operands: tuple[Operand, ...]
     into: Value | None
     result: Value
 
@@ -64,6 +65,11 @@ class PlacedBase:
         """The results that get new memory."""
         return () if self.into is not None else (self.result,)
 
+    def accesses(self) -> list[Access]:
+        """What it touches."""
+        written = [Access(value.tensor, is_written=True) for value in (self.made or (self.written,))]
+        return written + [Access(value.tensor) for value in self.operands if isinstance(value, Value)]
+
     @property
     def checked(self) -> tuple[Value, ...]:
         """What a check reads before all rows run."""
@@ -83,11 +89,6 @@ class OwnKernelBase(PlacedBase):
     def own_bytes(self) -> int:
         """What it takes for itself while it runs."""
         return 0
-
-    def accesses(self) -> list[Access]:
-        """What it touches."""
-        read = [Access(value.tensor) for value in self.operands if isinstance(value, Value)]
-        return [Access(self.result.tensor, is_written=True), *read]
 
     def is_proven(self) -> bool:
         """It is the kernel that the node has by itself."""

@@ -19,8 +19,9 @@ from dovetail.execute.native.claim_base import PlacedBase
 from dovetail.execute.native.llvm_function import Function
 from dovetail.execute.native.machine import driver, function_of
 from dovetail.execute.native.probes import Refused
-from dovetail.execute.native.rows import Access, Address, Addresses, ReadyRow, Storages, table_row
+from dovetail.execute.native.rows import Address, Addresses, ReadyRow, Storages, table_row
 from dovetail.execute.native.scratch import scratch
+from dovetail.execute.native.sums import as_matrix
 from dovetail.execute.native.tile_text import ATTRIBUTES
 from dovetail.execute.native.trials import answered
 from dovetail.ir.program import Node, Operand, Value
@@ -54,11 +55,6 @@ class ColumnSumClaim(PlacedBase):
     layout: None = None
     element: str = "float"
 
-    def accesses(self) -> list[Access]:
-        """What it touches."""
-        read = [Access(value.tensor) for value in self.operands if isinstance(value, Value)]
-        return [Access(self.result.tensor, is_written=True), *read]
-
     def is_proven(self) -> bool:
         """Whether results are near those of torch."""
         return answered(ColumnSumQuestion(_SUM), _SUM, lambda: all(map(_tried, _SIZES)))
@@ -73,15 +69,12 @@ def column_sum_claim(node: Node) -> ColumnSumClaim | None:
     values = [each for each in (operand, result) if isinstance(each, Value) and each.is_tensor]
     metas = [value.tensor for value in values]
     is_plain = all(m.dtype is torch.float32 and m.device.type == "cpu" and m.is_contiguous() for m in metas)
-    if len(metas) < 2 or not is_plain or not isinstance(dims, list | tuple):
+    if len(metas) < 2 or not is_plain:
         return None
     shape = [size for size in metas[0].shape if isinstance(size, int)]
-    known = sorted(dim % len(shape) for dim in dims if isinstance(dim, int)) if shape else []
-    is_first = known == list(range(len(dims))) and 0 < len(known) < len(shape)
-    if len(shape) < len(metas[0].shape) or not is_first:
-        return None
-    rows, columns = prod(shape[: len(known)]), prod(shape[len(known) :])
-    is_wide = columns >= _ROWS and rows > 1
+    found = as_matrix(shape, dims) if len(shape) == len(metas[0].shape) else None
+    is_first, rows, columns = found or (False, 0, 0)
+    is_wide = is_first and columns >= _ROWS and rows > 1
     return ColumnSumClaim(node, (operand,), result, (rows, columns)) if is_wide else None
 
 
@@ -104,10 +97,7 @@ def _text() -> str:
     """slots: items, pointers (result, operand), rows, columns; it adds the columns that begin among the items."""
     out = Function(f"define void @{_NAME}(ptr %row, i64 %from, i64 %to)")
     rows, columns = out.slot("%row", 3), out.slot("%row", 4)
-    edges = []
-    for edge in ("%from", "%to"):
-        up = out.add(edge, out.add(rows, "-1"))
-        edges.append(f"i64 {out.set(f'sdiv i64 {up}, {rows}')}")
+    edges = [f"i64 {out.parts(edge, rows)}" for edge in ("%from", "%to")]
     pointers = [f"ptr {out.slot('%row', at, 'ptr')}" for at in (1, 2)]
     out.line(f"call void @{_NAME}_body({', '.join([*pointers, f'i64 {rows}', f'i64 {columns}', *edges])})")
     return "\n".join([out.finished(), _body(), "declare i64 @llvm.smin.i64(i64, i64)\n"])

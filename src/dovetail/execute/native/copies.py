@@ -16,7 +16,7 @@ import torch
 from dovetail.execute.native.claim_base import PlacedBase
 from dovetail.execute.native.copy_text import copy_function
 from dovetail.execute.native.driver import THREADED
-from dovetail.execute.native.rows import Access, Address, Addresses, ReadyRow, Storages
+from dovetail.execute.native.rows import Address, Addresses, ReadyRow, Storages
 from dovetail.ir.program import Node, Operand, Value
 from dovetail.ops.arguments import arguments_of
 from dovetail.torch_compat.dispatch import Overload, has_own_kernels
@@ -54,13 +54,9 @@ class CopyClaim(PlacedBase):
     element: str = "i8"
 
     @property
-    def operands(self) -> tuple[Operand, ...]:
+    def operands(self) -> tuple[Operand, ...]:  # type: ignore[override]
         """What it reads."""
         return tuple(part.source for part in self.parts)
-
-    def accesses(self) -> list[Access]:
-        """What it touches."""
-        return [Access(self.written.tensor, is_written=True), *(Access(part.source.tensor) for part in self.parts)]
 
     def is_proven(self) -> bool:
         """Whether it is torch's own operator that is claimed."""

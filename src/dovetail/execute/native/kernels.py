@@ -24,7 +24,7 @@ from dovetail.execute.native.kernel_forms import DTYPES, FORMS, Arguments, Form,
 from dovetail.execute.native.kernel_text import kernel_function
 from dovetail.execute.native.machine import driver
 from dovetail.execute.native.probes import Refused
-from dovetail.execute.native.rows import Access, Address, Addresses, ReadyRow, Storages, table_row
+from dovetail.execute.native.rows import Address, Addresses, ReadyRow, Storages, table_row
 from dovetail.execute.native.scratch import copied, scratch
 from dovetail.execute.native.trials import answered
 from dovetail.ir.program import Node, Operand, TensorMeta, Value
@@ -108,11 +108,6 @@ class KernelClaim(PlacedBase):
         if all(each.kind != "new" for each in self.question.form.taken):
             return alone
         return alone + _count(self.result) * self.result.tensor.dtype.itemsize
-
-    def accesses(self) -> list[Access]:
-        """What it touches."""
-        written = [Access(value.tensor, is_written=True) for value in (self.made or (self.written,))]
-        return written + [Access(value.tensor) for value in self.operands if isinstance(value, Value)]
 
     def is_proven(self) -> bool:
         """Whether a row gives torch's bits."""

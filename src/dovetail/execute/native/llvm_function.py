@@ -46,6 +46,10 @@ class Function:
         """A product of two numbers of 64 bits."""
         return self.set(f"mul i64 {a}, {b}")
 
+    def parts(self, count: str, size: str) -> str:
+        """How many parts of a size there are of so many things, the last one smaller perhaps."""
+        return self.set(f"sdiv i64 {self.add(count, self.add(size, '-1'))}, {size}")
+
     def spread(self, kind: str, value: str, lanes: int) -> str:
         """A vector of one value, so many times."""
         one = self.set(f"insertelement <{lanes} x {kind}> poison, {kind} {value}, i64 0")

@@ -26,7 +26,7 @@ from dovetail.execute.native.plane_convolution_text import jobs_of, plane_text, 
 from dovetail.execute.native.plane_geometry import Geometry, Pair
 from dovetail.execute.native.plane_tiles import NARROW, WIDE, Shape
 from dovetail.execute.native.probes import Refused
-from dovetail.execute.native.rows import Access, Address, Addresses, ReadyRow, Storages, table_row
+from dovetail.execute.native.rows import Address, Addresses, ReadyRow, Storages, table_row
 from dovetail.execute.native.scratch import scratch
 from dovetail.execute.native.trials import answered
 from dovetail.ir.program import Node, Operand, Value
@@ -86,11 +86,6 @@ class PlaneClaim(PlacedBase):
     def bytes_in_row(self, alone: int) -> int:
         """What its rows take while they run."""
         return _ITEMSIZE * max(_room_of(part, self.question) for part in _parts(self))
-
-    def accesses(self) -> list[Access]:
-        """What it touches."""
-        read = [Access(value.tensor) for value in self.operands if isinstance(value, Value)]
-        return [*(Access(value.tensor, is_written=True) for value in self.made), *read]
 
     def is_proven(self) -> bool:
         """Whether rows give torch's results but for rounding."""

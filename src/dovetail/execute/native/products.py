@@ -19,7 +19,7 @@ from dovetail.execute.native.claim_base import ELEMENTS, ClaimBase
 from dovetail.execute.native.machine import driver
 from dovetail.execute.native.probes import Refused
 from dovetail.execute.native.product_text import product_function
-from dovetail.execute.native.rows import Access, Address, Addresses, ReadyRow, Storages, table_row
+from dovetail.execute.native.rows import Address, Addresses, ReadyRow, Storages, table_row
 from dovetail.execute.native.scratch import copied, scratch
 from dovetail.execute.native.trials import answered
 from dovetail.ir.program import Node, Operand, TensorMeta, Value
@@ -107,11 +107,6 @@ class ProductClaim(ClaimBase):
     into: Value | None
     result: Value
     layout: None = None
-
-    def accesses(self) -> list[Access]:
-        """What it touches."""
-        read = [Access(value.tensor) for value in self.operands if isinstance(value, Value)]
-        return [Access(self.written.tensor, is_written=True), *read]
 
     def is_proven(self) -> bool:
         """Whether BLAS, called as here, gives torch's bits."""

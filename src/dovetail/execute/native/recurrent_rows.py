@@ -21,7 +21,7 @@ from dovetail.execute.native.machine import driver
 from dovetail.execute.native.panel_rows import is_in_order, known_sizes
 from dovetail.execute.native.panels import items_of, multiplies_panels, usual_tile
 from dovetail.execute.native.recurrent_text import recurrent_function
-from dovetail.execute.native.rows import Access, Address, Addresses, ReadyRow, Storages, table_row
+from dovetail.execute.native.rows import Address, Addresses, ReadyRow, Storages, table_row
 from dovetail.execute.native.tile_text import Tile
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Operand, Value
@@ -148,11 +148,6 @@ class RecurrentClaim(OwnKernelBase):
     def own_bytes(self) -> int:
         """What it takes for itself while it runs."""
         return _ITEMSIZE * (self.form.sums + self.results.count(None) * prod(self.of_state))
-
-    def accesses(self) -> list[Access]:
-        """What it touches."""
-        read = [Access(value.tensor) for value in self.operands if isinstance(value, Value)]
-        return [*(Access(value.tensor, is_written=True) for value in self.made), *read]
 
 
 def recurrent_claim(node: Node) -> RecurrentClaim | None:

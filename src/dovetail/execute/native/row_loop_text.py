@@ -36,10 +36,7 @@ def _entry(loop: RowLoop, name: str) -> str:
     out = Function(f"define void @{name}(ptr %row, i64 %from, i64 %to)")
     count = len(loop.cells)
     columns = out.slot("%row", 1 + count + loop.numbers)
-    given = []
-    for edge in ("%from", "%to"):
-        up = out.add(edge, out.add(columns, "-1"))
-        given.append(f"i64 {out.set(f'sdiv i64 {up}, {columns}')}")
+    given = [f"i64 {out.parts(edge, columns)}" for edge in ("%from", "%to")]
     given.append(f"i64 {columns}")
     given += [f"ptr {out.slot('%row', 1 + at, 'ptr')}" for at in range(count)]
     for at in range(loop.numbers):

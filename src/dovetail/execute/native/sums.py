@@ -19,7 +19,7 @@ from dovetail.execute.native.claim_base import ELEMENTS, ClaimBase
 from dovetail.execute.native.driver import THREADED
 from dovetail.execute.native.machine import driver
 from dovetail.execute.native.probes import Refused
-from dovetail.execute.native.rows import Access, Address, Addresses, ReadyRow, Storages, table_row
+from dovetail.execute.native.rows import Address, Addresses, ReadyRow, Storages, table_row
 from dovetail.execute.native.scratch import copied, scratch
 from dovetail.execute.native.sum_text import sum_function
 from dovetail.execute.native.trials import answered
@@ -81,11 +81,6 @@ class SumClaim(ClaimBase):
     into: None = None
     layout: None = None
 
-    def accesses(self) -> list[Access]:
-        """What it touches."""
-        read = [Access(value.tensor) for value in self.operands if isinstance(value, Value)]
-        return [Access(self.result.tensor, is_written=True), *read]
-
     def is_proven(self) -> bool:
         """Whether a row gives torch's bits."""
         question = self.question
@@ -136,19 +131,24 @@ def _is_known(meta: TensorMeta) -> bool:
 
 def _question(target: Overload, meta: TensorMeta, dims: Operand) -> SumQuestion | None:
     shape = tuple(size for size in meta.shape if isinstance(size, int))
-    count, elements = len(shape), math.prod(shape)
-    known = None if dims is None else _numbers(dims)
-    if not 0 < elements < THREADED or (known is None and dims is not None):
+    found = as_matrix(shape, dims) if 0 < math.prod(shape) < THREADED else None
+    return None if found is None else SumQuestion(target, meta.dtype, shape, _numbers(dims), *found)
+
+
+def as_matrix(shape: Sequence[int], dims: Operand) -> tuple[bool, int, int] | None:
+    """Whether a sum over some dimensions is over the first ones, not the last ones, and the rows and columns of its
+    operand as a matrix; None where it is over others. dims: None for all.
+    """
+    count, known = len(shape), _numbers(dims)
+    if known is None and dims is not None:
         return None
     summed = sorted({dim % count for dim in known}) if known and count else list(range(count))
     first = summed == list(range(len(summed))) and len(summed) < count
     if not first and summed != list(range(count - len(summed), count)):
         return None
-    rows = math.prod(shape[: len(summed) if first else count - len(summed)])
-    columns = elements // rows
-    if first and columns == 1:
-        first, rows, columns = False, 1, rows
-    return SumQuestion(target, meta.dtype, shape, known, first, rows, columns)
+    split = len(summed) if first else count - len(summed)
+    rows, columns = math.prod(shape[:split]), math.prod(shape[split:])
+    return (False, 1, rows) if first and columns == 1 else (first, rows, columns)
 
 
 def _numbers(dims: Operand) -> tuple[int, ...] | None:
