@@ -61,7 +61,6 @@ class CompiledProgram:
         self._after = after
         self._serial = next(_SERIAL)
         self._code = self._build(f"{_FILES}{program.name} {self._serial}>", None)
-        self._run = self._code.run
         self._profiled: _Code | None = None
 
     @property
@@ -76,12 +75,12 @@ class CompiledProgram:
 
     def __call__(self, inputs: list[Any]) -> tuple[Any, ...]:
         """Run. inputs: one per program input, in order; emptied."""
-        run = self._with_ranges().run if profiler_is_running() else self._run
+        code = self._with_ranges() if profiler_is_running() else self._code
         try:
             if autocast_is_active():  # casts are nodes of the program
                 with autocast_off():
-                    return run(inputs)
-            return run(inputs)
+                    return code.run(inputs)
+            return code.run(inputs)
         except Exception as error:
             self._explain(error)
             raise

@@ -168,8 +168,7 @@ class PythonGuard:
         if known is not None:
             words, tensors = known
             if words.are_as_before():
-                is_all = tensors is not None and self._tensors is None and not self._plainly_asked
-                return is_all or self._rest_is_as_before(tensors)
+                return self._rest_is_as_before(tensors)
             self._words = None
         if self._changed_word is None or not self._is_time():
             return self._holds_one_by_one()

@@ -11,7 +11,7 @@ import torch
 
 from dovetail.torch_compat.modes import function_mode_is_active
 
-_dispatch_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
+_dispatch_modes = torch._C._len_torch_dispatch_stack
 _precision = getattr(torch._C, "_get_fp32_precision_getter", None)
 _EXACT = ("none", "ieee")
 _FILES = {"linux": "lib{}.so", "darwin": "lib{}.dylib", "win32": "{}.dll"}
@@ -37,4 +37,4 @@ def products_are_exact() -> bool:
 
 def no_mode_watches() -> bool:
     """Whether no mode is active that sees the operators that run: a dispatch mode, or a function mode."""
-    return not (_dispatch_modes() or (_function_modes() and function_mode_is_active()))
+    return not (_dispatch_modes() or function_mode_is_active())
