@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import dovetail
+from dovetail.frontends.call_guard import CallGuard
 
 SCALES = {"by": 2.0}
 
@@ -135,6 +136,21 @@ def test_calls_are_counted() -> None:
     compiled = warmed()
     assert compiled.stats.calls == 4
     assert [variant.calls for variant in compiled.stats.variants] == [4]
+
+
+def test_the_whole_guard_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled, asked, inputs = warmed(more=3), list[object](), CallGuard.inputs
+
+    def noted(guard: CallGuard, *given: Any) -> Any:
+        asked.append(guard)
+        return inputs(guard, *given)
+
+    monkeypatch.setattr(CallGuard, "inputs", noted)
+    for _ in range(3):
+        compiled(*made(), more=3)
+    assert not asked
+    compiled(*made(), more=4)
+    assert asked
 
 
 def test_an_object_among_the_arguments() -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
 import dovetail
-from dovetail.execute.native import clusters
 from dovetail.execute.native.column_sums import ColumnSumClaim
 from dovetail.execute.native.machine import unavailable
+from dovetail.ir.program import Node
 
 pytestmark = pytest.mark.skipif(bool(unavailable()), reason="no machine code can be made here")
 
@@ -18,23 +16,15 @@ _EPS = torch.finfo(torch.float32).eps
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> set[Any]:
+def made(rows_made: dict[type, set[Node]]) -> set[Node]:
     """The nodes whose rows were made."""
-    nodes: set[Any] = set()
-    row_of = clusters.row_of
-
-    def noted(claims: Any, *others: Any) -> Any:
-        nodes.update(claim.node for claim in claims if isinstance(claim, ColumnSumClaim))
-        return row_of(claims, *others)
-
-    monkeypatch.setattr(clusters, "row_of", noted)
-    return nodes
+    return rows_made[ColumnSumClaim]
 
 
 @pytest.mark.parametrize("dims", [(0,), (0, 1), (-3, -2)])
 @pytest.mark.parametrize("shape", [(2, 3, 32), (7, 9, 1025), (3, 50, 300), (33, 2, 4100)])
 @pytest.mark.parametrize("keepdim", [True, False])
-def test_sums(dims: tuple[int, ...], shape: tuple[int, ...], keepdim: bool, made: set[Any]) -> None:
+def test_sums(dims: tuple[int, ...], shape: tuple[int, ...], keepdim: bool, made: set[Node]) -> None:
     x = torch.randn(shape)
     x[0, 0, 0], x[1, 1, 1] = torch.inf, torch.nan
     function = lambda x: (x * 3).sum(dims, keepdim=keepdim) * 2  # noqa: E731
@@ -64,7 +54,7 @@ def test_negative_zeros(dim: int) -> None:
     assert torch.equal(found.signbit(), x.sum(dim).signbit())
 
 
-def test_others_are_left(made: set[Any]) -> None:
+def test_others_are_left(made: set[Node]) -> None:
     x = torch.randn(8, 6, 40)
     with torch.no_grad():
         for dims in ((1,), (0, 2), (2,)):

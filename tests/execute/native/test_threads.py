@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import struct
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,16 +16,8 @@ from tests.execute.native.programs import Drafted, aten, calls_counted, compiled
 
 pytest.importorskip("llvmlite")
 
+THREADS = pytest.mark.parametrize("threads", [1, 2, 5], indirect=True)
 SIZES = (0, 1, 32_767, 32_768, 65_537, 100_003)
-
-
-@pytest.fixture(params=[1, 2, 5])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    """As many threads of torch as the parameter says."""
-    former = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(former)
 
 
 def _program(count: int) -> tuple[Drafted, Any]:
@@ -38,6 +29,7 @@ def _program(count: int) -> tuple[Drafted, Any]:
     return draft, draft.program([truth, draft.add(aten.where.self, truth, x, z)])
 
 
+@THREADS
 @pytest.mark.parametrize("count", SIZES)
 def test_bits_do_not_depend_on_threads(count: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = calls_counted(monkeypatch)
@@ -50,6 +42,7 @@ def test_bits_do_not_depend_on_threads(count: int, threads: int, monkeypatch: py
     assert outcome(code, draft.arguments()) == expected
 
 
+@THREADS
 @pytest.mark.parametrize("count", [31, 32_767, 65_537, 100_003, 163_849])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_last_elements_of_each_share(count: int, dtype: torch.dtype, threads: int) -> None:
@@ -100,6 +93,7 @@ def test_without_a_pool_places_must_be_known(monkeypatch: pytest.MonkeyPatch) ->
         torch.set_num_threads(former)
 
 
+@THREADS
 def test_sizes_that_are_not_known(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = calls_counted(monkeypatch)
 
@@ -113,6 +107,7 @@ def test_sizes_that_are_not_known(threads: int, monkeypatch: pytest.MonkeyPatch)
     assert answers == [0] * 5
 
 
+@THREADS
 def test_large_updates(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = calls_counted(monkeypatch)
     states = []
@@ -136,6 +131,7 @@ def test_large_updates(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(answers) == {0}
 
 
+@THREADS
 def test_two_callers_share_the_pool(threads: int) -> None:
     draft, program = _program(100_003)
     code = compiled(program)
@@ -153,6 +149,7 @@ def test_two_callers_share_the_pool(threads: int) -> None:
     assert found == [True] * 10
 
 
+@THREADS
 def test_without_a_pool_several_threads_are_left_to_torch(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clusters, "has_pool", lambda: False)
     for count in (32_767, 32_768):
