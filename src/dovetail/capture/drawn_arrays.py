@@ -51,6 +51,7 @@ class DrawnArray(NDArrayOperatorsMixin):
 
     __slots__ = ("real", "trace", "which")
     __array_priority__ = 2000.0
+    tells_class = True
 
     def __init__(self, trace: DrawnTrace, which: int, real: Any) -> None:
         self.trace, self.which, self.real = trace, which, real

@@ -36,6 +36,13 @@ def refuse_tensors_left(changes: Iterable[ReadChange], stand_ins: Iterable[Any])
             raise PythonSideEffect(what=f"left the text of a tensor's numbers in {change.label}")
 
 
+def refuse_numbers_left(changes: Iterable[ReadChange]) -> None:
+    """Refuse a change that leaves a number which the program computes. Raises: PythonSideEffect."""
+    for change in changes:
+        if _leads_to(change.new, _is_symbolic):
+            raise PythonSideEffect(what=f"left a number that it computes in {change.label}")
+
+
 def holds_traced(value: Any) -> bool:
     """Whether a value is a traced number, or leads to one."""
     return _leads_to(value, is_traced)
@@ -43,6 +50,10 @@ def holds_traced(value: Any) -> bool:
 
 def _holds_fake(value: Any) -> bool:
     return _leads_to(value, lambda item: isinstance(item, torch.Tensor) and is_fake(item))
+
+
+def _is_symbolic(value: Any) -> bool:
+    return isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
 
 
 def _is_text_of_fake(value: Any) -> bool:

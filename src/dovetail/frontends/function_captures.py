@@ -12,7 +12,7 @@ import torch
 
 from dovetail.capture.exclusive import RECORDING
 from dovetail.capture.recording import Recording
-from dovetail.errors import BadOptionValue, DataDependentControlFlow, DovetailError
+from dovetail.errors import BadOptionValue, DataDependentControlFlow, DovetailError, PythonSideEffect
 from dovetail.execute.changed_words import changed_word_with
 from dovetail.execute.graph import CompiledGraph
 from dovetail.frontends.call_guard import CallGuard, QuickInputs
@@ -155,7 +155,8 @@ class FunctionCaptures:
 
     def recorded(self, leaves: list[Any], structure: Structure) -> tuple[Recording, tuple[int, ...]]:
         """A recording of a call, and how often each of its inputs was passed. Raises: DovetailError."""
-        call, recorder, variant, inputs = self._capture(self._described(leaves, structure), unknown_sizes=True)
+        described, dynamic = self._described(leaves, structure), self._options.dynamic
+        call, recorder, variant, inputs = self._capture(described, unknown_sizes=True, dynamic=dynamic)
         recorder.put_back()
         counts = tuple(sum(other is tensor for other in call.everything) for tensor in inputs)
         return variant.runner.graphs.record_for(inputs), counts
@@ -163,6 +164,10 @@ class FunctionCaptures:
     def _captured(self, call: Call, lifted: LiftedNumbers = PLAIN_NUMBERS) -> tuple[FunctionVariant, list[Any]]:
         try:
             return self._capture_and_select(call, lifted)
+        except PythonSideEffect:  # it may be a symbol of a size that the code keeps
+            if not self._options.dynamic:
+                raise
+            return self._capture_and_select(call, lifted, dynamic=False)
         except DataDependentControlFlow as error:
             try:  # with symbols for sizes that depend on data, which costs more to record
                 return self._capture_and_select(call, lifted, unknown_sizes=True)
@@ -176,10 +181,11 @@ class FunctionCaptures:
         return Call.of(self._target, leaves, structure, found)
 
     def _capture_and_select(
-        self, call: Call, lifted: LiftedNumbers, *, unknown_sizes: bool = False
+        self, call: Call, lifted: LiftedNumbers, *, unknown_sizes: bool = False, dynamic: bool = True
     ) -> tuple[FunctionVariant, list[Any]]:
         known = len(call.modules)
-        call, recorder, variant, inputs = self._capture(call, unknown_sizes, lifted)
+        dynamic = dynamic and self._options.dynamic
+        call, recorder, variant, inputs = self._capture(call, unknown_sizes, lifted, dynamic=dynamic)
         is_done = False
         try:
             variant.runner.graphs.select(inputs)
@@ -193,10 +199,13 @@ class FunctionCaptures:
         return variant, inputs
 
     def _capture(
-        self, call: Call, unknown_sizes: bool, lifted: LiftedNumbers = PLAIN_NUMBERS
+        self, call: Call, unknown_sizes: bool, lifted: LiftedNumbers = PLAIN_NUMBERS, *, dynamic: bool
     ) -> tuple[Call, CallRecorder, FunctionVariant, list[Any]]:
-        """The call, who recorded it, a variant for it, and its inputs. lifted: numbers that are inputs."""
-        dims, rules = all_dims if self._options.dynamic else None, decompositions(self._options)
+        """The call, who recorded it, a variant for it, and its inputs.
+
+        lifted: numbers that are inputs. dynamic: sizes are symbols.
+        """
+        dims, rules = all_dims if dynamic else None, decompositions(self._options)
         call, recorder, recording = recorded(
             self._target, call, rules, dims=dims, unknown_sizes=unknown_sizes, lifted=lifted
         )
@@ -208,7 +217,7 @@ class FunctionCaptures:
         again = partial(recorder.record_again, unknown_sizes=unknown_sizes)
         graphs = AliasGraphs(recording, again, self._cache.name, self._options, hints, recorder.run, donated)
         declared = [stand_in.declared for stand_in in recording.stand_ins]
-        sizes = SizeGuard.of(declared, recording.size_conditions) if self._options.dynamic else None
+        sizes = SizeGuard.of(declared, recording.size_conditions) if dynamic else None
         numbers = NumberGuard(lifted, recorder.facts.values()) if lifted else None
         recorder.reads.ask_memory(changed_word_with(self._options.executors))
         guard = CallGuard(

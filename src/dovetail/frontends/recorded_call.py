@@ -21,7 +21,7 @@ from dovetail.capture.module_state import TensorSlot, replaced_tensors
 from dovetail.capture.number_symbols import NumberFact, NumberSymbols
 from dovetail.capture.origins import module_names
 from dovetail.capture.places import followed_places
-from dovetail.capture.python_effects import holds_traced, refuse_tensors_left
+from dovetail.capture.python_effects import holds_traced, refuse_numbers_left, refuse_tensors_left
 from dovetail.capture.python_objects import PythonObjects
 from dovetail.capture.recording import Recording
 from dovetail.errors import (
@@ -284,9 +284,7 @@ class CallRecorder:
                 raise NumberSeen
             self._find_more_modules(watcher)
             changes = watcher.changes()
-            refuse_tensors_left(changes, held)
-            if self.numbers and (self._has_written_number(stand_ins) or any(holds_traced(x.new) for x in changes)):
-                raise NumberSeen
+            self._refuse_left(changes, stand_ins, held)
         except BaseException:
             for change in watcher.changes():
                 change.undo()
@@ -296,6 +294,14 @@ class CallRecorder:
         self.changed = changes
         if self._watches:
             self.reads.add(watcher.guard(lifted=frozenset(slot.key for slot in self.numbers.slots)))
+
+    def _refuse_left(self, changes: Sequence[ReadChange], stand_ins: Sequence[Any], held: Sequence[Any]) -> None:
+        """Raises: NumberSeen, PythonSideEffect for what no call would leave in Python objects."""
+        refuse_tensors_left(changes, held)
+        if self.numbers and (self._has_written_number(stand_ins) or any(holds_traced(x.new) for x in changes)):
+            raise NumberSeen
+        if self._watches:
+            refuse_numbers_left(changes)
 
     def _has_written_number(self, stand_ins: Sequence[Any]) -> bool:
         """Whether code has put something else where a number among the inputs is held."""

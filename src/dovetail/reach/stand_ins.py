@@ -108,6 +108,9 @@ def class_in_eager_mode(item: Any) -> type:
     kind = type(item)
     if issubclass(kind, torch.Tensor) and is_fake(item):
         return torch.nn.Parameter if isinstance(item, torch.nn.Parameter) else torch.Tensor
+    if "tells_class" in vars(kind):  # a stand-in of dovetail's, which names its class as `__class__`
+        told: type = item.__class__
+        return told
     return _CLASSES.get(kind, kind)
 
 

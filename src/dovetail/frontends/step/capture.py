@@ -21,7 +21,7 @@ from dovetail.capture.step_recording import StepRecording
 from dovetail.capture.step_tensors import StepNumber, StepTensor
 from dovetail.capture.step_texts import Texts
 from dovetail.errors import DovetailError, UnsupportedStep
-from dovetail.frontends.step.attempts import ContainersRead, MoreIsRead, StateToMake, free_locals
+from dovetail.frontends.step.attempts import MoreIsRead, StateToMake, free_locals
 from dovetail.frontends.step.captured_memory import refuse_set, torch_generators
 from dovetail.frontends.step.containers import Path
 from dovetail.frontends.step.draws import Draws
@@ -190,8 +190,7 @@ class StepCapture:
             outside = Outside(recording.origins, self._reachable.slots)
             try:
                 recording.run(self._run, self._around(recording, found.matrices, hosts, outside))
-                if self._write_only.read:
-                    raise ContainersRead(frozenset(self._write_only.read))
+                self._write_only.refuse_after()
                 late.end()
                 newly = overwritten(self._watcher.reads, self._reachable)
                 found_before = (self._reachable, self._numbers, self.lifted, newly, self._also_read, self._turned)
@@ -200,8 +199,7 @@ class StepCapture:
                 left.find_write_only()
                 check_texts(recording.recorder)
             except DovetailError as error:
-                if self._write_only.read:  # what stands in for a container does not hold what was put in
-                    raise ContainersRead(frozenset(self._write_only.read)) from error
+                self._write_only.refuse_after(error)
                 if isinstance(error, UnsupportedStep) and hosts.calls_search:
                     raise SearchCalled from error
                 if recording.recorder.guesses.ran_out or any(error is known for known in outside.to_fill):

@@ -36,6 +36,8 @@ SHARED = tuple(
 class StandInGenerator:
     """Stands in for a generator, and notes what is drawn from it. _source: the generator."""
 
+    tells_class = True
+
     def __init__(self, source: Source, drawing: Callable[[Source, str], Callable[..., Any]]) -> None:
         self._source, self._drawing = source, drawing
 

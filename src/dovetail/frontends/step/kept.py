@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, TypeAlias
 
 import torch
@@ -62,7 +63,7 @@ class Trees:
                 self._left[id(value)] = FromOutput(self._recording.keep(value))
             return self._left[id(value)]
         kind = type(value)
-        if kind in PLAIN or kind_of(kind) is Kind.PLAIN or self._is_known(value):
+        if kind in PLAIN or kind_of(kind) is Kind.PLAIN or isinstance(value, Enum) or self._is_known(value):
             return FromConstant(value)
         if id(value) in self._made:
             return self._made[id(value)]

@@ -7,6 +7,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -369,10 +370,15 @@ def _is_put(change: Change) -> bool:
 
 def _can_be_bound(change: Change) -> bool:
     """Whether a run can put what is new into a slot, and later calls can look at it there."""
-    old_is_known = isinstance(change.old, torch.Tensor | tuple) or _is_plain(change.old)
-    new_is_known = isinstance(change.new, torch.Tensor | tuple) or _is_plain(change.new) or is_traced(change.new)
     slot = change.slot
-    return old_is_known and new_is_known and slot is not None and not isinstance(slot.container, HookTable)
+    if slot is None or isinstance(slot.container, HookTable):
+        return False
+    return _is_compared(change.old) and (is_traced(change.new) or _is_compared(change.new))
+
+
+def _is_compared(value: Any) -> bool:
+    """Whether guards compare what a slot holds, so that a run may leave it there."""
+    return isinstance(value, torch.Tensor | tuple | Enum | torch.dtype | torch.device) or _is_plain(value)
 
 
 def _is_plain(value: Any) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+_CLASS: Any = object.__dict__["__class__"]
 _ASKED_FOR_ANYWAY = frozenset({"step", "optimizer"})
 
 
@@ -30,11 +31,12 @@ def watched_reads(scheduler: Any, tell: Callable[[Any, str], Any]) -> Iterator[N
             method = name if hasattr(kind, name) else ""
         return kind.__getattribute__(self, name)
 
-    scheduler.__class__ = type(kind.__name__, (kind,), {"__getattribute__": get, "__module__": kind.__module__})
+    methods = {"__getattribute__": get, "__class__": property(lambda _: kind), "tells_class": True}
+    scheduler.__class__ = type(kind.__name__, (kind,), methods | {"__module__": kind.__module__})
     try:
         yield
     finally:
-        object.__setattr__(scheduler, "__class__", kind)
+        _CLASS.__set__(scheduler, kind)
 
 
 class SchedulerState:

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import sys
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from dovetail.errors import CaptureFailed, DovetailError
+from dovetail.frontends.step.attempts import ContainersRead
 from dovetail.frontends.step.containers import Fixed, Path, Slot
 from dovetail.frontends.step.kept import Handed, Tree, Trees, grown
 from dovetail.frontends.step.reachable_state import ReachableState
@@ -93,10 +96,19 @@ class WriteOnlyContainers:
             yield
         finally:
             notes.clear()
+            for path, real in zip(self.paths, self._reals, strict=True):
+                if not _hold_the_same(stand_ins[id(real)], real):  # C code reached past the methods
+                    self.read.add(path)
             for slot, real in self._slots:
                 with contextlib.suppress(LookupError):
                     if slot.read() is stand_ins[id(real)]:
                         slot.write(real)
+
+    def refuse_after(self, error: DovetailError | None = None) -> None:
+        """Raises: ContainersRead where some were read, or where code failed, perhaps because it takes no stand-in."""
+        read = self.paths if isinstance(error, CaptureFailed) else self.read
+        if read:
+            raise ContainersRead(frozenset(read).union(self.read)) from error
 
     def look_at(self, values: Sequence[Any]) -> None:
         """Values are handed to something that may read what they hold."""
@@ -112,7 +124,13 @@ class WriteOnlyContainers:
         def is_read() -> None:
             self.read.add(path)
 
-        methods: dict[str, Any] = {"told_read": staticmethod(is_read)}
+        methods: dict[str, Any] = {
+            "told_read": staticmethod(is_read),
+            "tells_class": True,
+            "__class__": property(lambda _: kind),
+        }
+        if kind is list:  # C code adds lists without asking the second one
+            methods["__radd__"] = _reading(lambda second, first: first + list(second), is_read)
         for name in dir(kind):
             before = getattr(kind, name)
             if name not in _UNTOUCHED and callable(before):
@@ -121,6 +139,19 @@ class WriteOnlyContainers:
         if kind is defaultdict:
             return made(real.default_factory, real)
         return made(real, real.maxlen) if kind is deque else made(real)
+
+
+def _hold_the_same(stand_in: Any, real: Any) -> bool:
+    """Whether two containers of one kind hold the same objects, without asking the methods of the first one."""
+    kind: Any = type(real)
+
+    def held(container: Any) -> Iterator[Any]:
+        parts = dict.items(container) if issubclass(kind, dict) else kind.__iter__(container)
+        for part in parts:
+            yield from part if issubclass(kind, dict) else (part,)
+
+    missing = object()
+    return all(a is b for a, b in itertools.zip_longest(held(stand_in), held(real), fillvalue=missing))
 
 
 def _putting(number: int, name: str, notes: list[Note]) -> Callable[..., Any]:
