@@ -13,7 +13,7 @@ from __future__ import annotations
 import operator
 import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from gc import get_referents  # of a class's `__dict__`: the dictionary behind it
 from itertools import chain, repeat
@@ -60,6 +60,7 @@ class PythonGuard:
         for item in (*self._tables.watched, *(x for level in self._levels for x in level.watched)):
             if id(item) not in self._kept:
                 self._kept[id(item)] = self._reference(item)
+        self._distinct = _count(chain(self._own, self._empty, *(level.changing for level in self._levels)))
         self._tables.forget()
         for level in self._levels:
             level.forget()
@@ -191,12 +192,15 @@ class PythonGuard:
 
     def _values_are(self, objects: Sequence[Any], tables: Sequence[dict[Any, Any]]) -> bool:
         tensors: list[Any] = []
+        met = [*self._own, *self._empty]
         values: Sequence[Any] = self._values(objects, tables)
         for level in self._levels:
-            below = level.look(values, tensors)
+            below = level.look(values, tensors, met)
             if below is None:
                 return False
             values = below
+        if _count(met) != self._distinct:  # two that hold equal things have become one
+            return False
         return self._tensors is None or self._tensors.are(tensors)
 
     def _rest_is_as_before(self, tensors: Sequence[Callable[[], Any]] | None) -> bool:
@@ -274,7 +278,7 @@ class PythonGuard:
         slots += [None] * len(self._containers)
         tensors: list[Any] = []
         for level in self._levels:
-            below = level.look(values, tensors)
+            below = level.look(values, tensors, [])
             if below is None:
                 raise NotInWords
             slots, values = level.put_into(words, values, slots), below
@@ -302,8 +306,8 @@ class PythonGuard:
             different = level.difference(values)
             if different is not None:
                 return _told(self._labels[different[0]], *different[1:])
-            values = level.look(values, []) or []
-        return "" if self.holds() else "a tensor that it read is of another kind"
+            values = level.look(values, [], []) or []
+        return "" if self.holds() else "a tensor that it read is of another kind, or containers have become one object"
 
     def _objects_now(self) -> list[Any]:
         return self._objects if self._is_bound else list(map(operator.call, self._objects))
@@ -358,6 +362,11 @@ class _Strong:
 
     def __call__(self) -> Any:
         return self._item
+
+
+def _count(items: Iterable[Any]) -> int:
+    """How many objects these are."""
+    return len(set(map(id, items)))
 
 
 def _has_more(value: Any, snapshot: Snapshot) -> bool:

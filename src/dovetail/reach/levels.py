@@ -12,11 +12,12 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, compress
 from operator import itemgetter
 from types import FunctionType
 from typing import Any
 
+import numpy as np
 import torch
 
 from dovetail.reach.contents import (
@@ -60,6 +61,7 @@ class TupleOf:
 
 
 _STAND_INS = (OfType, TupleOf)
+_MUTABLE = (set, bytearray, np.ndarray)
 
 
 def _fits(expected: Any, now: Any) -> bool:
@@ -168,13 +170,18 @@ class _Group:
         self._parts = [parts_of(item) for item in containers] if base is None else []
         self._limits = [item.maxlen for item in containers] if base is deque else []
         self.is_table = base is dict or base is OrderedDict
+        self.is_mutable = [base not in (None, tuple) or is_a(item, _MUTABLE) for item in containers]
         self._is_empty = set(self.types) == {base} and not any(self.counts)
         # what holds attributes besides counts by identity as well, and is kept alive
         self._themselves = [(n, item) for n, item in enumerate(containers) if holds_more(item)]
 
-    def look(self, found: Sequence[Any]) -> list[Any] | None:
-        """What the containers hold now; None where that is not as many things of the same kinds."""
+    def look(self, found: Sequence[Any], met: list[Any]) -> list[Any] | None:
+        """What the containers hold now; None where that is not as many things of the same kinds.
+
+        met: gets the containers that code can change.
+        """
         base = self.base
+        met += compress(found, self.is_mutable)
         if list(map(type, found)) != self.types or any(found[n] is not item for n, item in self._themselves):
             return None
         if base is None:
@@ -249,6 +256,7 @@ class Level:
         self._tensors = [n for n, x in enumerate(expected) if is_a(x, torch.Tensor)]
         self.tensors = [expected[n] for n in self._tensors]
         self._groups = [_Group(base, at, [values[p] for p in at], snapshot) for base, at in groups.items()]
+        self.changing = [x for group in self._groups for x in compress(group.pick(values), group.is_mutable)]
         elements = [x for at in groups.values() for p in at if is_a(values[p], (set, frozenset)) for x in values[p]]
         functions = [values[p] for at in groups.values() for p in at if is_a(values[p], FunctionType)]
         self.watched = [*self._leaves.watched, *(x for x in (*elements, *functions) if not is_plain(x))]
@@ -260,13 +268,14 @@ class Level:
 
     def forget(self) -> None:
         """Keep no object alive any more that is compared by identity."""
-        self.watched, self.tensors, self.below = [], [], []
+        self.watched, self.tensors, self.below, self.changing = [], [], [], []
         self._leaves.forget()
 
-    def look(self, values: Sequence[Any], tensors: list[Any]) -> list[Any] | None:
+    def look(self, values: Sequence[Any], tensors: list[Any], met: list[Any]) -> list[Any] | None:
         """What the containers among values hold, if all are as expected; else None.
 
-        tensors: gets those among the values, whose sizes and the like are for others to judge.
+        tensors: gets those among the values, whose sizes and the like are for others to judge. met: gets the containers
+        that code can change.
         """
         leaves = values if self._is_flat else self._pick(values)
         if not self._leaves.are(leaves):
@@ -275,7 +284,7 @@ class Level:
             tensors += [leaves[n] for n in self._tensors]
         below: list[Any] = []
         for group in self._groups:
-            held = group.look(group.pick(values))
+            held = group.look(group.pick(values), met)
             if held is None:
                 return None
             below += held
@@ -299,7 +308,7 @@ class Level:
             place, old, new = found
             return self._roots[self._places[place]], old, new
         for group in self._groups:
-            if group.look(group.pick(values)) is None:
+            if group.look(group.pick(values), []) is None:
                 return self._roots[group.places[0]], MISSING, MISSING
         return None
 
