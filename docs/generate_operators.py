@@ -25,7 +25,7 @@ PATH = Path(__file__).parents[1] / "src" / "dovetail" / "artifact" / "operators.
 # A pattern for names without a trailing underscore, and why no file may name what it matches.
 DENIED: tuple[tuple[str, str], ...] = (
     (r"from_file", "reads or makes a file"),
-    (r"_print|_foobar|_test_.*|_assert_scalar|_make_dep_token|_linalg_check_errors", "is there for torch's own use"),
+    (r"_print|_foobar|_test_.*|_assert_scalar|_make_dep_token", "is there for torch's own use"),
     (r"set|set_data|resize|resize_as|_resize_output|_copy_from.*|_lazy_clone", "changes which memory a tensor has"),
     (r"_reshape_alias|slice_inverse", "views memory without a check that it is the operand's"),
     (r"_fw_primal.*|_make_dual.*|is_set_to|_has_same_storage_numel", "is part of autograd, or asks about storages"),

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from dovetail.errors import RefusedOperands
+from dovetail.ops.packed_sequences import PACK, PACKED_LAYER, PADDED
 from dovetail.ops.preconditions import checked
 
 aten = torch.ops.aten
@@ -156,3 +157,31 @@ def test_fake_quantization_is_checked() -> None:
     for wrong in ((scale[:0], zero, is_on), (scale, zero[:0], is_on), (scale, zero, is_on[:0]), (scale, is_on, is_on)):
         with pytest.raises(RefusedOperands, match="not"):
             quantize(x, *wrong, 0, 255)
+
+
+def test_packed_sequences_are_checked() -> None:
+    x, lengths = torch.rand(3, 5, 4), torch.tensor([5, 2, 1])
+    pack, pad, layer = map(checked, (PACK, PADDED, PACKED_LAYER))
+    assert pack is not None
+    assert pad is not None
+    assert layer is not None
+    data, sizes = pack(x, lengths, True)
+    for wrong in ([6, 2, 1], [5, 2, 0], [5, 2], [5.0, 2.0, 1.0]):
+        with pytest.raises(RefusedOperands):
+            pack(x, torch.tensor(wrong), True)
+    assert torch.equal(pad(data, sizes, 0.0, 5, 3)[1], lengths)
+    cell = torch.nn.LSTM(4, 2)
+    weights, states = list(cell.parameters()), [torch.zeros(1, 3, 2)] * 2
+    how = ("lstm", True, False, False)
+    expected = cell(torch.nn.utils.rnn.PackedSequence(data, sizes))[0].data
+    assert torch.equal(layer(data, sizes, states, weights, *how)[0], expected)
+    for wrong in ([1 << 40], [3, 2, 1, 1], [3, 2, 1, 1, 2], [1, 3, 2, 1, 1], [8, 0], []):
+        false = torch.tensor(wrong, dtype=torch.int64)
+        with pytest.raises(RefusedOperands):
+            pad(data, false, 0.0, 8, 3)
+        with pytest.raises(RefusedOperands):
+            layer(data, false, states, weights, *how)
+    with pytest.raises(RefusedOperands, match="other shapes"):
+        layer(data, sizes, states, [weights[0][:, :1], *weights[1:]], *how)
+    with pytest.raises(RefusedOperands, match="another size"):
+        pad(data, sizes, 0.0, 4, 3)

@@ -441,3 +441,28 @@ def test_one_tensor_in_two_places_keeps_its_program() -> None:
         assert torch.equal(written(x, x if call % 2 else torch.full((3,), 5.0)), expected)
     assert written.stats.captures == 2
     assert written.stats.variants[1].reason == "which tensors are the same object changed"
+
+
+class Unfit(Exception):
+    """Of a user's."""
+
+
+@pytest.mark.parametrize("calls_before", [0, 1])
+def test_code_that_raises_raises_what_it_raises_in_eager_mode(calls_before: int) -> None:
+    seen = []
+
+    def program(x: torch.Tensor, way: str) -> torch.Tensor:
+        seen.append(way)
+        if way == "own":
+            raise Unfit(x.shape)
+        return x @ x if way == "shapes" else x * 2
+
+    compiled, x = dovetail.compile(program), torch.ones(2, 3)
+    for _ in range(calls_before):
+        compiled(x, "fine")
+    for _ in range(2):
+        for kind, way in ((Unfit, "own"), (RuntimeError, "shapes")):
+            with pytest.raises(kind):
+                compiled(x, way)
+        assert torch.equal(compiled(x, "fine"), x * 2)
+    assert seen.count("own") == 2, "as often as in eager mode"

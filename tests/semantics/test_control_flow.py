@@ -13,7 +13,7 @@ from torch._higher_order_ops.map import map as map_over
 from torch._higher_order_ops.while_loop import while_loop
 
 import dovetail
-from dovetail.errors import CaptureFailed, UnsupportedHigherOrderOperator
+from dovetail.errors import UnsupportedHigherOrderOperator
 from tests.doors import Door
 from tests.rotation import rotated
 from tests.semantics.check import Case, Make, assert_like_eager, cases_of, leaf
@@ -171,7 +171,7 @@ def test_a_branch_that_eager_does_not_take_either() -> None:
     def program(x: Tensor) -> Any:
         return torch.cond(x.sum() > 0, lambda x: x.sum(), lambda x: x * 1, (x,))
 
-    with pytest.raises(Exception, match="cond"):
+    with pytest.raises(Exception, match="cond") as raised:
         program(torch.ones(3))
-    with pytest.raises(CaptureFailed, match="cond"):
+    with pytest.raises(raised.type, match="cond"):
         dovetail.compile(program)(torch.ones(3))

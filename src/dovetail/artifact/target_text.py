@@ -24,6 +24,7 @@ from dovetail.ir.text import operator_text
 from dovetail.ops import prims
 from dovetail.ops.facts import is_recurrent_layer, runs_in_grad_mode
 from dovetail.ops.packed import ACTIVATIONS, packed_conv, packed_linear
+from dovetail.ops.packed_sequences import PACK, PACKED_LAYER, PADDED
 from dovetail.ops.panels import GATES, panel_linear, recurrent_layer
 from dovetail.ops.quantized import int8_linear
 from dovetail.torch_compat.dispatch import HigherOrder, Overload, schema_of
@@ -51,6 +52,8 @@ PRIMS: Mapping[str, Prim] = {
     )
     if isinstance(found := getattr(prims, name), Prim)
 }
+# Operators of dovetail's own over packed sequences.
+_OWN = frozenset(map(str, (PACK, PADDED, PACKED_LAYER)))
 # Running statistics that the schema does not say are written.
 _HIDDEN_WRITES: Mapping[str, tuple[int, ...]] = {"native_batch_norm": (3, 4)}
 # For `target_text`: what the reader says of operators of other packages is for the reader's caller to decide.
@@ -127,7 +130,8 @@ def _operator(text: str, allowed: Allowed) -> Overload:
     if match is None:
         raise ValueError(f"{text!r} is not an operator that a file can name")
     space, name, overload = [part for part in match.groups() if part is not None]
-    is_listed = f"{space}.{name}.{overload}" in listed_operators()
+    full = f"{space}.{name}.{overload}"
+    is_listed = full in listed_operators() or full in _OWN
     if not is_listed and not allowed.allows(space, name, overload):
         hint = "" if space in _OF_TORCH else f'; if you trust it, pass allow=("{space}::{name}",)'
         raise ValueError(f"{text!r} is not an operator that a file can name{hint}")

@@ -103,7 +103,9 @@ class CompiledFunction:
         counts.eager_calls += 1
         for tensor, _ in self._donation.tensors(args, kwargs):
             torch.autograd.graph.increment_version(tensor)
-        return self._target(*args, **kwargs)
+        results = self._target(*args, **kwargs)
+        self._captures.ran_in_eager_mode()
+        return results
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """A function that is written as a method takes its object as the first argument; a module is no method."""

@@ -12,7 +12,8 @@ import torch
 
 from dovetail.capture.exclusive import RECORDING
 from dovetail.capture.recording import Recording
-from dovetail.errors import BadOptionValue, DataDependentControlFlow, DovetailError, PythonSideEffect
+from dovetail.capture.recording_context import wants_known_sizes
+from dovetail.errors import BadOptionValue, CaptureFailed, DataDependentControlFlow, DovetailError, PythonSideEffect
 from dovetail.execute.changed_words import changed_word_with
 from dovetail.execute.graph import CompiledGraph
 from dovetail.frontends.call_guard import CallGuard, QuickInputs
@@ -71,6 +72,8 @@ class FunctionCaptures:
         self._numbers = ChangingNumbers()
         self._last: FunctionVariant | None = None
         self._quick: QuickCall | None = None
+        self._raised: CaptureFailed | None = None  # while the last call that eager mode was left with was recorded
+        self._is_refused = False
         self.is_call = True  # False while captures are for no call: what the code changes is put back
 
     def ready(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Ready | None:
@@ -83,6 +86,7 @@ class FunctionCaptures:
                 cache.patience.found()
                 quick.variant.calls += 1
                 return quick.graph, inputs, quick.variant.runner.output_spec
+        self._raised = None
         if cache.patience.waits():
             return None
         leaves, structure = flatten_call(args, kwargs)
@@ -105,7 +109,7 @@ class FunctionCaptures:
         found = cache.find(leaves, structure)
         if found is None:
             cache.counts.misses += 1
-            found = self.added(leaves, structure)
+            found = self._added_unless_it_raises(leaves, structure)
         if found is None:
             return None
         variant, inputs = found
@@ -117,6 +121,25 @@ class FunctionCaptures:
             cache.refuse(lambda: "inputs share memory in a new way")
             return None
         return variant, *chosen
+
+    def _added_unless_it_raises(
+        self, leaves: list[Any], structure: Structure
+    ) -> tuple[FunctionVariant, list[Any]] | None:
+        """See `added`. Code that raises while it is recorded runs in eager mode, which raises what is to be raised."""
+        try:
+            return self.added(leaves, structure)
+        except CaptureFailed as error:
+            if self._is_refused or wants_known_sizes(error.__cause__):
+                raise
+            self._raised = error
+            return None
+
+    def ran_in_eager_mode(self) -> None:
+        """A call that was left to eager mode has raised nothing: where its recording did, the next such call does."""
+        if self._raised is not None:
+            name = self._cache.name
+            self._cache.warn(f"a call of {name} ran in eager mode, and the next one raises this error:\n{self._raised}")
+            self._is_refused = True
 
     def _expect(self, variant: FunctionVariant, count: int, names: tuple[str, ...]) -> None:
         """A program is for a call: where it was the last time as well, be quick to recognise the next one.

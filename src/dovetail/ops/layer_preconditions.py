@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,21 @@ def require(holds: bool, reason: str) -> None:
     """Raises: Refused, with the reason, unless something holds."""
     if not holds:
         raise Refused(reason)
+
+
+def within(indices: torch.Tensor, count: int, what: str) -> None:
+    """Every index is one of `count`."""
+    if indices.numel():
+        lowest, highest = torch.aminmax(indices)
+        require(int(lowest) >= 0 and int(highest) < count, f"an index in {what} is not within {count}")
+
+
+def of_length(given: Mapping[str, Any], names: Sequence[str], length: int) -> None:
+    """Operands that are there have so many elements."""
+    for name in names:
+        is_unread = name.startswith("save_") and given.get("train") is False  # then the running ones are read
+        if given.get(name) is not None and not (is_unread and not given[name].numel()):
+            require(given[name].numel() == length, f"{name} does not have {length} elements")
 
 
 def encoder_layer(given: Mapping[str, Any]) -> None:

@@ -16,8 +16,17 @@ import torch
 from dovetail.errors import RefusedOperands
 from dovetail.ir.prim import Prim
 from dovetail.ops.bounded import BOUNDED
-from dovetail.ops.layer_preconditions import Refused, attention_layer, encoder_layer, one_of_each, require
+from dovetail.ops.layer_preconditions import (
+    Refused,
+    attention_layer,
+    encoder_layer,
+    of_length,
+    one_of_each,
+    require,
+    within,
+)
 from dovetail.ops.prims import InGradMode
+from dovetail.ops.recurrent_preconditions import GATES, cells, pack, packed_layer, padded, rnn_layer
 from dovetail.torch_compat.dispatch import Overload, schema_of
 
 Check = Callable[[Mapping[str, Any]], None]
@@ -29,20 +38,6 @@ def _same_shape(*names: str) -> Check:
         require(len(shapes) <= 1, f"{', '.join(names)} have other shapes")
 
     return check
-
-
-def _within(indices: torch.Tensor, count: int, what: str) -> None:
-    """Every index is one of `count`."""
-    if indices.numel():
-        lowest, highest = torch.aminmax(indices)
-        require(int(lowest) >= 0 and int(highest) < count, f"an index in {what} is not within {count}")
-
-
-def _of_length(given: Mapping[str, Any], names: Sequence[str], length: int) -> None:
-    for name in names:
-        is_unread = name.startswith("save_") and given.get("train") is False  # then the running ones are read
-        if given.get(name) is not None and not (is_unread and not given[name].numel()):
-            require(given[name].numel() == length, f"{name} does not have {length} elements")
 
 
 # --- pooling ----------------------------------------------------------------------------------------------------------
@@ -76,7 +71,7 @@ def _maximum(dims: int) -> Check:
         _pooled(given, dims)
         require(given["indices"].shape == given["grad_output"].shape, "there is not one index for each result")
         require(given["indices"].dtype == torch.int64, "the indices are not 64-bit integers")
-        _within(given["indices"], math.prod(given["self"].shape[-dims:]), "the result of pooling")
+        within(given["indices"], math.prod(given["self"].shape[-dims:]), "the result of pooling")
 
     return check
 
@@ -92,7 +87,7 @@ _PER_CHANNEL = (
 def _batch_norm(given: Mapping[str, Any]) -> None:
     source = given["input"]
     require(source.dim() >= 2, "the input has no channels")
-    _of_length(given, _PER_CHANNEL, source.shape[1])
+    of_length(given, _PER_CHANNEL, source.shape[1])
     for name in ("grad_out", "grad_output"):
         if given.get(name) is not None:
             require(given[name].shape == source.shape, "the gradient has another shape than the input")
@@ -103,8 +98,8 @@ def _layer_norm_backward(given: Mapping[str, Any]) -> None:
     rank = source.dim() - len(inner)
     require(rank >= 0 and list(source.shape[rank:]) == inner, "the input does not end with the normalized shape")
     require(given["grad_out"].shape == source.shape, "the gradient has another shape than the input")
-    _of_length(given, ("mean", "rstd"), math.prod(source.shape[:rank]))
-    _of_length(given, ("weight", "bias"), math.prod(inner))
+    of_length(given, ("mean", "rstd"), math.prod(source.shape[:rank]))
+    of_length(given, ("weight", "bias"), math.prod(inner))
 
 
 def _group_norm(given: Mapping[str, Any]) -> None:
@@ -112,8 +107,8 @@ def _group_norm(given: Mapping[str, Any]) -> None:
     require(group > 0 and given["C"] % group == 0, "the groups do not divide the channels")
     sizes = (given["N"], given["C"], given["HxW"])
     require(min(sizes) >= 0 and math.prod(sizes) == source.numel(), "the input does not have the declared size")
-    _of_length(given, ("weight", "bias"), given["C"])
-    _of_length(given, ("mean", "rstd"), given["N"] * group)
+    of_length(given, ("weight", "bias"), given["C"])
+    of_length(given, ("mean", "rstd"), given["N"] * group)
     _same_shape("grad_out", "input")(given)
 
 
@@ -125,19 +120,19 @@ def _nll_loss_backward(given: Mapping[str, Any]) -> None:
     channel = 0 if scores.dim() == 1 else 1
     outer = [size for dim, size in enumerate(scores.shape) if dim != channel]
     require(scores.dim() in (1, 2, 4) and list(target.shape) == outer, "the target has another shape than the scores")
-    _of_length(given, ("weight",), scores.shape[channel])
-    _of_length(given, ("total_weight",), 1)
+    of_length(given, ("weight",), scores.shape[channel])
+    of_length(given, ("total_weight",), 1)
     grad = given["grad_output"]
     require(grad.numel() == (target.numel() if given["reduction"] == 0 else 1), "the gradient has another size")
     classes = torch.where(target == given["ignore_index"], 0, target)
-    _within(classes, scores.shape[channel], "the target")
+    within(classes, scores.shape[channel], "the target")
 
 
 def _embedding_backward(given: Mapping[str, Any]) -> None:
     grad, indices = given["grad_output"], given["indices"]
     require(grad.shape[:-1] == indices.shape and grad.dim() > 0, "there is not one row of the gradient for each index")
     require(given["num_weights"] >= 0, "there are no weights")
-    _within(indices, given["num_weights"], "the embedding")
+    within(indices, given["num_weights"], "the embedding")
 
 
 def _embedding_bag(given: Mapping[str, Any]) -> None:
@@ -145,7 +140,7 @@ def _embedding_bag(given: Mapping[str, Any]) -> None:
     require(weight.dim() == 2 and indices.dim() == offsets.dim() == 1, "an operand has another rank")
     require(not (indices.dtype.is_floating_point or offsets.dtype.is_floating_point), "the indices are not integers")
     require(0 <= given["mode"] <= 2, "there is no such mode")
-    _within(indices, weight.shape[0], "the embedding")
+    within(indices, weight.shape[0], "the embedding")
     require(-1 <= given["padding_idx"] < weight.shape[0], "the index for padding is not within the embedding")
     bags = offsets.numel() - bool(given["include_last_offset"])
     require(bags > 0 or (bags == 0 and not indices.numel()), "there are no bags")
@@ -203,58 +198,6 @@ def _fourier(given: Mapping[str, Any]) -> None:
         require(source.shape[dims[-1]] == last // 2 + 1, "the last dimension has another size")
 
 
-def _rnn_layer(given: Mapping[str, Any]) -> None:
-    source, hidden = given["input"], given["hidden_size"]
-    require(source.dim() == 3 and hidden > 0, "the input does not have three dimensions")
-    require(given["mode"] in (2, 3), "there is no such cell")
-    rows = hidden * (4 if given["mode"] == 2 else 3)
-    batch = source.shape[1]  # time comes first here, whatever the module was given
-    wanted = {"weight0": (rows, source.shape[2]), "weight1": (rows, hidden)}
-    for name, shape in wanted.items():
-        require(tuple(given[name].shape) == shape, f"{name} has another shape")
-    if given["has_biases"]:
-        _of_length(given, ("weight2", "weight3"), rows)
-    _of_length(given, ("hx_", "cx_"), batch * hidden)
-    floats = [given[name] for name in ("input", "weight0", "weight1", "weight2", "weight3", "hx_", "cx_")]
-    require(len({item.dtype for item in floats if item is not None}) == 1, "the dtypes differ")
-    require(not given["batch_sizes"], "sequences are packed")
-
-
-def _recurrent_layer(given: Mapping[str, Any]) -> None:
-    """As `torch.nn` has them: two or four weights for each layer and direction, and one more with projections."""
-    source, states, weights = given["input"], given["hx"], given["params"]
-    hx = [states] if isinstance(states, torch.Tensor) else list(states)
-    directions = 2 if given["bidirectional"] else 1
-    count = given["num_layers"] * directions
-    each = 4 if given["has_biases"] else 2
-    require(source.dim() == 3 and source.numel() > 0, "the input does not have three dimensions, or is empty")
-    require(0 < count <= len(weights) and len(weights) in (each * count, (each + 1) * count), "weights are missing")
-    require(not (given["train"] and given["dropout"] > 0), "it has dropout")
-    is_projected = len(weights) == (each + 1) * count
-    batch, width = source.shape[0 if given["batch_first"] else 1], weights[1].shape[-1]
-    rows = weights[0].shape[0]
-    require(hx[-1].shape[-1] > 0, "a state is empty")
-    gates, odd = divmod(rows, hx[-1].shape[-1])
-    require(all(state.dim() == 3 and state.shape[:2] == (count, batch) for state in hx), "a state has another shape")
-    require(hx[0].shape[2] == width and odd == 0, "a state has another width")
-    require(gates == given["gates"] and len(hx) == (2 if gates == 4 else 1), "the weights have other rows")
-    require(not is_projected or gates == 4, "only an LSTM projects")
-    for place in range(count):
-        own = weights[place * (each + is_projected) : (place + 1) * (each + is_projected)]
-        below = source.shape[2] if place < directions else width * directions
-        wanted: list[tuple[int, ...]] = [(rows, below), (rows, width)]
-        wanted += [(rows,), (rows,)] if each == 4 else []
-        wanted += [(width, hx[-1].shape[2])] if is_projected else []
-        require([tuple(weight.shape) for weight in own] == wanted, f"weights of layer {place} have other shapes")
-    floats = [source, *hx, *weights]
-    require(len({item.dtype for item in floats}) == 1 and source.dtype.is_floating_point, "the dtypes differ")
-    require(len({item.device for item in floats}) == 1, "the devices differ")
-
-
-def _cells(gates: int) -> Check:
-    return lambda given: _recurrent_layer({**given, "gates": gates})
-
-
 def _of_forward(forward: Overload, *names: str, grad: str = "grad_output", source: str = "self") -> Check:
     """The gradient has the shape of what the forward operator makes. names: its operands after the first."""
 
@@ -278,7 +221,7 @@ def _pivots(given: Mapping[str, Any]) -> None:
     require(whole.dim() >= 2 and pivots.dtype == torch.int32, "there are no pivots")
     require(pivots.shape[:-1] == whole.shape[:-2], "there is not one set of pivots for each matrix")
     require(pivots.shape[-1] == min(whole.shape[-2:]), "there is not one pivot for each row")
-    _within(pivots.abs() - 1, whole.shape[-2], "the pivots")
+    within(pivots.abs() - 1, whole.shape[-2], "the pivots")
 
 
 def _grouped_product(given: Mapping[str, Any]) -> None:
@@ -292,7 +235,7 @@ def _grouped_product(given: Mapping[str, Any]) -> None:
         require(ends.dim() == 1 and ends.dtype == torch.int32, "the offsets are not 32-bit integers in a row")
         size = right.shape[-1] if left.dim() == 3 else left.shape[-2 if right.dim() == 3 else -1]
         require(bool((ends.diff() >= 0).all()), "an offset is below the one before it")
-        _within(ends, size + 1, "the offsets")
+        within(ends, size + 1, "the offsets")
 
 
 _CHECKS: dict[str, Check] = {
@@ -333,8 +276,9 @@ _CHECKS: dict[str, Check] = {
     "_scaled_dot_product_flash_attention_for_cpu": _attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": _attention,
     **dict.fromkeys(("_fft_c2c", "_fft_r2c", "_fft_c2r"), _fourier),
-    "mkldnn_rnn_layer": _rnn_layer,
-    **{"gru": _cells(3), "lstm": _cells(4), "rnn_tanh": _cells(1), "rnn_relu": _cells(1)},
+    "mkldnn_rnn_layer": rnn_layer,
+    **{kind: cells(gates) for kind, gates in GATES.items()},
+    **{"dovetail.pack": pack, "dovetail.padded": padded, "dovetail.packed_layer": packed_layer},
     **{"_transformer_encoder_layer_fwd": encoder_layer, "_native_multi_head_attention": attention_layer},
     "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams": one_of_each,
     "_grouped_mm": _grouped_product,
@@ -368,6 +312,8 @@ def refuse_operands(op: Overload, args: Sequence[Any], kwargs: Mapping[str, Any]
 
 def _check_of(op: Overload) -> Check | None:
     schema = schema_of(op)
+    if schema.namespace == "dovetail":
+        return _CHECKS.get(f"dovetail.{schema.name}")
     return _CHECKS.get(schema.name.rstrip("_")) if schema.namespace == "aten" else None
 
 

@@ -23,7 +23,7 @@ import torch
 
 from dovetail.reach.contents import MISSING, Snapshot, in_cell
 from dovetail.reach.guarded import FUNCTION_PARTS, Guarded, Table
-from dovetail.reach.levels import levels_of, picker
+from dovetail.reach.levels import is_any_array, levels_of, picker
 from dovetail.reach.libraries import is_library_class
 from dovetail.reach.memory_words import ChangedWord, MemoryWords, NotInWords, WordList
 from dovetail.reach.object_layout import object_at
@@ -39,7 +39,6 @@ _dict_of: Any = object.__getattribute__
 _own_of: Any = type.__getattribute__
 _LONGEST_WAIT = 4096  # calls
 _BUILT_IN = (dict, OrderedDict, defaultdict, list, deque, set)  # objects of which cannot become of another class
-
 
 _Words: TypeAlias = "tuple[MemoryWords, list[Callable[[], Any]] | None]"
 """Words, with what gives the tensors among the values; None where they do not show values."""
@@ -64,6 +63,8 @@ class PythonGuard:
         self._tables.forget()
         for level in self._levels:
             level.forget()
+        if self._is_bound:  # arrays among the inputs are those of now
+            self._distinct = self._distinct_now() or self._distinct
         self._words: _Words | None = None
         self._changed_word: ChangedWord | None = None
         self._waits, self._waited = 1, 0
@@ -95,7 +96,7 @@ class PythonGuard:
             parts, held = slots.snapshot.held(item)
             if type(item) in _BUILT_IN and not held and parts in (None, ((), ())):
                 self._empty.append(item)
-            elif held and shows_all(item):
+            elif held and shows_all(item) and not any(map(is_any_array, held)):
                 half = len(held) // 2
                 wholes.append(Table(title, "[{!r}]", held[:half], held[half:], is_whole=True))
                 own.append(item)
@@ -108,7 +109,7 @@ class PythonGuard:
         self._own = own
 
         def is_other(value: Any) -> bool:
-            return not self._is_bound and _has_more(value, slots.snapshot)
+            return is_any_array(value) if self._is_bound else _has_more(value, slots.snapshot)
 
         self._tables = Tables(tables, is_other, keeps_tuples=self._is_bound)
         return containers
@@ -192,16 +193,27 @@ class PythonGuard:
 
     def _values_are(self, objects: Sequence[Any], tables: Sequence[dict[Any, Any]]) -> bool:
         tensors: list[Any] = []
-        met = [*self._own, *self._empty]
+        met = self._met(objects, tables, tensors)
+        is_so = met is not None and _count(met) == self._distinct  # else two that hold equal things have become one
+        return is_so and (self._tensors is None or self._tensors.are(tensors))
+
+    def _met(self, objects: Sequence[Any], tables: Sequence[dict[Any, Any]], tensors: list[Any]) -> list[Any] | None:
+        """The containers that code can change, where all values are as expected; tensors are added to `tensors`."""
+        met: list[Any] = [*self._own, *self._empty]
         values: Sequence[Any] = self._values(objects, tables)
         for level in self._levels:
             below = level.look(values, tensors, met)
             if below is None:
-                return False
+                return None
             values = below
-        if _count(met) != self._distinct:  # two that hold equal things have become one
-            return False
-        return self._tensors is None or self._tensors.are(tensors)
+        return met
+
+    def _distinct_now(self) -> int | None:
+        """How many containers there are; None where values are other ones by now."""
+        objects = self._objects_now()
+        tables = self._tables_now(objects)
+        met = None if tables is None else self._met(objects, tables, [])
+        return None if met is None else _count(met)
 
     def _rest_is_as_before(self, tensors: Sequence[Callable[[], Any]] | None) -> bool:
         """Whether what words do not show is as it was. tensors: what gives those whose identity words show."""

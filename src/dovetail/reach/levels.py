@@ -45,6 +45,11 @@ class OfType:
         return type(now) is self.kind
 
 
+def is_any_array(expected: Any) -> bool:
+    """Whether this stands for an array that is an input; whether two such arrays are one counts."""
+    return is_a(expected, OfType) and issubclass(expected.kind, np.ndarray)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class TupleOf:
     """Stands for a tuple with inputs of a program among its parts."""
@@ -75,7 +80,7 @@ class Values:
     go then (`forget`).
     """
 
-    __slots__ = ("_expected", "_ids", "_inputs", "_now", "_pick_inputs", "_pick_rest", "_places", "watched")
+    __slots__ = ("_arrays", "_expected", "_ids", "_inputs", "_now", "_pick_inputs", "_pick_rest", "_places", "watched")
 
     def __init__(self, expected: Sequence[Any], *, keeps_tuples: bool = False) -> None:
         """Expect these, or what `OfType` and `TupleOf` stand for.
@@ -89,6 +94,7 @@ class Values:
             self._places = [n for n in self._places if n not in set(inputs)]
             self._pick_inputs, self._pick_rest = picker(inputs), picker(self._places)
             expected = [expected[n] for n in self._places]
+        self._arrays = list(map(is_any_array, self._inputs))
         self._ids = list(map(id, expected))
         self._expected = [x if counts_by_value(x) or (keeps_tuples and is_a(x, tuple)) else _OTHER for x in expected]
         self.watched: Sequence[Any] = [x for x, kept in zip(expected, self._expected, strict=True) if kept is _OTHER]
@@ -104,6 +110,10 @@ class Values:
                 return False
             values = self._pick_rest(values)
         return list(map(id, values)) == self._ids or self._are_equal(values)
+
+    def arrays(self, values: Sequence[Any]) -> Iterable[Any]:
+        """The arrays among those that are inputs."""
+        return compress(self._pick_inputs(values), self._arrays) if any(self._arrays) else ()
 
     def difference(self, values: Sequence[Any]) -> tuple[int, Any, Any] | None:
         """The place of the first value that is not as expected; what was expected, MISSING if unknown; the value."""
@@ -280,6 +290,7 @@ class Level:
         leaves = values if self._is_flat else self._pick(values)
         if not self._leaves.are(leaves):
             return None
+        met += self._leaves.arrays(leaves)
         if self._tensors:
             tensors += [leaves[n] for n in self._tensors]
         below: list[Any] = []

@@ -210,3 +210,23 @@ def test_a_cell_that_is_trained_is_taken_apart() -> None:
     for parameter, gradient in zip(model.parameters(), found, strict=True):
         assert parameter.grad is not None
         assert torch.equal(parameter.grad, gradient)
+
+
+def test_packed_sequences_are_saved_and_loaded(tmp_path: Path) -> None:
+    class Tagger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.GRU(4, 3, batch_first=True, bidirectional=True)
+
+        def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+            packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+            return nn.utils.rnn.pad_packed_sequence(self.layer(packed)[0], batch_first=True)[0]
+
+    torch.manual_seed(0)
+    model = Tagger().eval()
+    dovetail.freeze(model, (torch.randn(2, 5, 4), torch.tensor([5, 2]))).save(tmp_path / "model.dovetail")
+    loaded = dovetail.load(tmp_path / "model.dovetail")
+    for lengths in ([5, 2], [3, 4], [1, 1]):
+        x = torch.randn(2, 5, 4)
+        with torch.no_grad():
+            _check_equal(loaded(x, torch.tensor(lengths)), model(x, torch.tensor(lengths)))

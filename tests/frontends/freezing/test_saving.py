@@ -224,3 +224,15 @@ def test_what_would_not_be_read_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(dovetail.DovetailError, match=r"(?s)DT-ARTIFACT-001.*generator.*test_saving\.py.*seed before"):
         frozen.save(path)
     assert not path.exists()
+
+
+def test_an_inverse_that_does_not_exist_is_told_by_a_loaded_program(tmp_path: Path) -> None:
+    class Inverse(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.linalg.inv(x)
+
+    x = torch.rand(3, 3) + 3 * torch.eye(3)
+    loaded = _round(dovetail.freeze(Inverse(), (x,)), tmp_path)
+    assert torch.equal(loaded(x), torch.linalg.inv(x))
+    with pytest.raises(torch.linalg.LinAlgError, match="singular"):
+        loaded(torch.zeros(3, 3))

@@ -40,13 +40,18 @@ def array_slots(reachable: ReachableState, *, least_bytes: int = 0) -> frozenset
 
     None where there are very many. least_bytes: smaller arrays are left out.
     """
+    fit = _by_array(reachable, least_bytes)
+    return frozenset(slot.path for slots in fit for slot in slots) if len(fit) <= _MOST else frozenset()
+
+
+def _by_array(reachable: ReachableState, least_bytes: int = 0) -> list[list[Slot]]:
+    """The slots of each array that has stand-ins in all of them."""
     found: dict[int, list[Slot]] = {}
     for slot in reachable.slots:
         value: Any = slot.read() if slot.container.is_read(slot.key) else None
         if is_a(value, np.ndarray) and not value.dtype.hasobject and value.nbytes >= least_bytes:
             found.setdefault(id(value), []).append(slot)
-    fit = [slots for slots in found.values() if all(map(_takes_stand_in, slots))]
-    return frozenset(slot.path for slots in fit for slot in slots) if len(fit) <= _MOST else frozenset()
+    return [slots for slots in found.values() if all(map(_takes_stand_in, slots))]
 
 
 def large_arrays(reachable: ReachableState) -> frozenset[Path]:
@@ -65,10 +70,10 @@ class HeldArrays:
 
     @staticmethod
     def at(reachable: ReachableState, paths: Collection[Path], *, makes: bool) -> HeldArrays:
-        """Those of some slots that hold arrays."""
-        slots = reachable.slots if paths else ()
-        found = [NumberSlot.at(x) for x in slots if x.path in paths and is_a(x.read(), np.ndarray)]
-        return HeldArrays(found, makes=makes)
+        """The arrays of some slots, wherever else they are held."""
+        arrays = _by_array(reachable) if paths else []
+        wanted = [slots for slots in arrays if any(slot.path in paths for slot in slots)]
+        return HeldArrays([NumberSlot.at(slot) for slots in wanted for slot in slots], makes=makes)
 
     def __bool__(self) -> bool:
         return self._makes or bool(self.slots)
@@ -76,11 +81,14 @@ class HeldArrays:
     @contextlib.contextmanager
     def replaced(self, read: Callable[[Held, Any], Any]) -> Iterator[None]:
         """While active, stand-ins are in the slots. read: makes one of what is there."""
+        stand_ins: dict[int, Any] = {}  # an array has one, wherever it is held
         with contextlib.ExitStack() as stack:
             for number_slot in self.slots:
                 real = number_slot.read()
                 self._real.append(real)
-                stand_in = read(Held(number_slot.path), real)
+                if id(real) not in stand_ins:
+                    stand_ins[id(real)] = read(Held(number_slot.path), real)
+                stand_in = stand_ins[id(real)]
                 number_slot.write(stand_in)
                 stack.callback(_put_back, number_slot, stand_in, real)
             yield

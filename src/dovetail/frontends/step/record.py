@@ -92,6 +92,7 @@ def record_of(walk: ValueWalk, lifted: frozenset[Path], modes: Hashable) -> Reco
     record = Record()
     record.entries[("modes",)] = ("modes", modes)
     record.labels[("modes",)] = "the modes of torch"
+    arrays = dict[int, Path]()  # which are described by what they hold: the first slots of each
     own = {id(table) for _, _, table, _ in walk.objects}
     for container in walk.containers:
         if container.rank == SCHEDULER:
@@ -113,7 +114,10 @@ def record_of(walk: ValueWalk, lifted: frozenset[Path], modes: Hashable) -> Reco
             if not container.is_read(key):
                 continue
             path = container.path_of(key)
-            record.entries[path] = Lifted(type(value)) if path in lifted else _entry(walk, container, key, value)
+            entry = Lifted(type(value)) if path in lifted else _entry(walk, container, key, value)
+            if walk.kind(value) is Kind.ARRAY and arrays.setdefault(id(value), path) != path:
+                entry = ("same as", arrays[id(value)], entry)
+            record.entries[path] = entry
             record.labels[path] = container.label_of(key)
         if container.read_names is not None and id(container.item) in own:  # one may come to be
             for name in sorted(frozenset(container.read_names).difference(container.keys)):
