@@ -27,4 +27,9 @@ def unflatten(leaves: list[object], spec: TreeSpec) -> Any:
     if spec.is_leaf():  # torch's own way costs ten times as much
         (leaf,) = leaves
         return leaf
+    if spec.num_nodes == len(leaves) + 1:  # nothing is nested
+        if spec.type is tuple or spec.type is list:
+            return spec.type(leaves)
+        if spec.type is dict:
+            return dict(zip(spec.context, leaves, strict=True))
     return torch_pytree.tree_unflatten(leaves, spec)

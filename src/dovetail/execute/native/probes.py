@@ -31,7 +31,7 @@ from dovetail.execute.native.formula import TRUTHS, Formula
 from dovetail.execute.native.loop import COLUMN, ROW, Cell, From, Loop, Source, Step
 from dovetail.execute.native.machine import driver, kernel_of
 from dovetail.execute.native.rule import TWO_BY_COUNT
-from dovetail.execute.native.scratch import copied, scratch
+from dovetail.execute.native.scratch import Room, have_same_bytes, scratch
 from dovetail.execute.operator_runs import by_themselves
 from dovetail.torch_compat.dispatch import Overload, has_own_kernels, schema_of
 
@@ -43,6 +43,10 @@ REPEATED = frozenset({ROW, COLUMN, TRUTH_ROW, TRUTH_COLUMN})
 """Kinds of operands of which an element is one of several of the result: see `execute.native.repeats`."""
 
 _TRUTHS = frozenset({TRUTH, TRUTH_ROW, TRUTH_COLUMN})
+_SHAPES: dict[str, Callable[[int, int], tuple[int, ...]]] = {
+    **dict.fromkeys((ROW, TRUTH_ROW), lambda _, columns: (columns,)),
+    **dict.fromkeys((COLUMN, TRUTH_COLUMN), lambda rows, _: (rows, 1)),
+}
 
 _SMALL = range(1, 71)
 _GRID, _DRAWN = 520, 800  # elements at once: few, so that a first call takes no more memory than it is said to
@@ -208,13 +212,18 @@ class _Trial:
         stores = ((stored, 0),)
         self.loop = Loop(ELEMENTS[question.dtype], tuple(cells), len(self.numbers), (step,), stores, question.in_rows)
         self.kernel = kernel_of(self.loop)
+        self.repeats = [self.loop.cells[at].repeats for at in self.loop.repeated]
+        self.rooms = {name: Room(question.dtype) for name, kind in question.operands if kind not in _TRUTHS}
+        self.truths = {name: Room(torch.bool) for name, kind in question.operands if kind in _TRUTHS}
+        self.result, self.expected = (Room(torch.bool if self.is_truth else question.dtype) for _ in range(2))
+        self.arguments = [argument.name for argument in schema_of(question.target).arguments]
 
     def agrees(self, size: int, start: int, part: int, first: int, numbers: Sequence[float]) -> bool:
         """Whether both give the same on a case: see `_cases`."""
         question, given, before = self.question, dict[str, Any](), dict[str, torch.Tensor]()
         in_rows = question.in_rows
-        rows, columns = _rows_and_columns(size, first, in_rows) if self.loop.repeated or in_rows else (1, size)
-        shape = (rows, columns) if self.loop.repeated or in_rows else (size,)
+        rows, columns = _rows_and_columns(size, first, in_rows) if self.repeats or in_rows else (1, size)
+        shape = (rows, columns) if self.repeats or in_rows else (size,)
         values = iter(numbers)
         for place, (name, kind) in enumerate(question.operands):
             if name == TWO_BY_COUNT:
@@ -225,14 +234,12 @@ class _Trial:
                 given[name] = torch.tensor(next(values), dtype=question.dtype, device="cpu")
                 before[name] = given[name].clone()
             else:
-                own = {ROW: (columns,), TRUTH_ROW: (columns,), COLUMN: (rows, 1), TRUTH_COLUMN: (rows, 1)}.get(
-                    kind, shape
-                )
-                drawn = _drawn(question.dtype, (place, part), first, math.prod(own))
-                before[name] = (drawn > 0 if kind in _TRUTHS else drawn).view(own)
-                given[name] = _placed(before[name], start, 1 + (place + size) % 3 if in_rows else 0)
-        wanted_dtype = torch.bool if self.is_truth else question.dtype
-        made = _placed(scratch(shape, wanted_dtype), start)
+                own = _SHAPES[kind](rows, columns) if kind in REPEATED else shape
+                drawn = _drawn(question.dtype, (place, part), first, math.prod(own)).view(own)
+                before[name] = drawn > 0 if kind in _TRUTHS else drawn
+                room = self.truths[name] if kind in _TRUTHS else self.rooms[name]
+                given[name] = room.tensor(own, start, 1 + (place + size) % 3 if in_rows else 0).copy_(before[name])
+        made = self.result.tensor(shape, start).zero_()
         try:
             expected = self._eager(given, shape)
         except (RuntimeError, TypeError, ValueError, IndexError):
@@ -243,9 +250,7 @@ class _Trial:
         pointers = [tensor.data_ptr() for tensor in tensors]
         handed = [float(given[name]) for name in self.numbers]
         counts = [
-            number
-            for at in self.loop.repeated
-            for number in ((1, columns) if self.loop.cells[at].repeats == ROW else (columns, rows))
+            number for repeats in self.repeats for number in ((1, columns) if repeats == ROW else (columns, rows))
         ]
         if in_rows:
             counts = [columns, *(x.stride(0) if x.dim() else 0 for x in tensors)]
@@ -271,10 +276,9 @@ class _Trial:
         if question.is_fill:
             like = scratch(shape, question.dtype)
             operands = {"self": like, "size": list(shape), "dtype": question.dtype, **operands}
-        arguments = schema_of(question.target).arguments
-        named = {a.name: operands[a.name] for a in arguments if a.name in operands}
-        made = question.target(**named)
-        return copied(made.expand(shape) if question.is_fill else made)  # of one element, as `scalar_tensor` makes it
+        made = question.target(**{name: operands[name] for name in self.arguments if name in operands})
+        # a fill has one element, as `scalar_tensor` makes it
+        return self.expected.tensor(shape if question.is_fill else made.shape).copy_(made)
 
 
 def _cell(kind: str) -> Cell:
@@ -295,19 +299,13 @@ def _divisors(size: int) -> list[int]:
     return [number for number in range(1, size + 1) if size % number == 0]
 
 
-def _placed(tensor: torch.Tensor, start: int, gap: int = 0) -> torch.Tensor:
-    """A copy that begins some elements behind an aligned address. gap: elements between its rows."""
-    rows, columns = tensor.shape if gap else (1, tensor.numel())
-    block = scratch((start + rows * (columns + gap),), tensor.dtype)
-    placed = block[start:].view(rows, columns + gap)[:, :columns] if gap else block[start:].view(tensor.shape)
-    return placed.copy_(tensor)
-
-
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
     if a.dtype is torch.bool:
         return torch.equal(a, b)
+    if have_same_bytes(a, b):
+        return True
     bits_a, bits_b = a.view(_WHOLE[a.dtype]), b.view(_WHOLE[b.dtype])
     return torch.equal(bits_a, bits_b) or bool(((bits_a == bits_b) | (a.isnan() & b.isnan())).all())
 
@@ -340,6 +338,6 @@ def _all_drawn(dtype: torch.dtype, place: int, part: int) -> torch.Tensor:
 
 def _drawn(dtype: torch.dtype, which: tuple[int, int], first: int, size: int) -> torch.Tensor:
     whole = _all_drawn(dtype, *which)
-    if first + size > len(whole):
-        whole = whole.repeat(1 + (first + size) // len(whole))
+    if first + size > whole.numel():
+        whole = whole.repeat(1 + (first + size) // whole.numel())
     return whole[first : first + size]

@@ -16,7 +16,7 @@ from __future__ import annotations
 from functools import cache
 
 from dovetail.execute.native.llvm_function import Function
-from dovetail.execute.native.machine import function_of
+from dovetail.execute.native.machine import AS_WRITTEN, function_of
 
 _BYTES = {"float": 4, "double": 8}
 _VECTOR = 32  # bytes
@@ -47,7 +47,7 @@ class _Text:
         """The module."""
         parts = [part(which) for which in (_ONE, _MANY) for part in (self._load, self._chains, self._row)]
         parts += [self._outer(), self._put()] if is_outer else [self._inner()]
-        return "\n".join([*parts, self._entry()])
+        return "\n".join([AS_WRITTEN, *parts, self._entry()])
 
     def _load(self, which: str) -> str:
         """What is added: an element or a vector, or the square of a difference of two."""
