@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -216,3 +218,34 @@ def test_a_thread_that_waits_in_a_program_does_not_hold_up_recordings() -> None:
         with running, running.alone() as is_alone:
             assert is_alone
     thread.join(20)
+
+
+@pytest.mark.parametrize("draw", [np.random.rand, random.random], ids=["numpy", "python"])
+def test_draws_of_another_thread_are_not_those_of_the_step(draw: Any) -> None:
+    """A thread may prepare the next batch while a step is recorded."""
+    name, module = draw.__name__, np.random if draw.__name__ == "rand" else random
+    ended, drawn = threading.Event(), []
+
+    def prepare() -> None:
+        while not ended.is_set():
+            drawn.append(float(getattr(module, name)()))
+
+    thread = threading.Thread(target=prepare)
+    thread.start()
+    try:
+        for _ in range(3):
+            weight = torch.nn.Parameter(torch.ones(3))
+
+            def train(x: torch.Tensor, weight: torch.nn.Parameter = weight) -> float:
+                weight.grad = None
+                loss = (weight * x).square().sum()
+                loss.backward()
+                return loss.item()
+
+            step = dovetail.compile_step(train)
+            assert [step(torch.full((3,), float(n))) for n in range(4)] == [0.0, 3.0, 12.0, 27.0]
+    finally:
+        ended.set()
+        thread.join()
+    assert getattr(module, name).__name__ == name
+    assert drawn

@@ -46,6 +46,7 @@ from dovetail.frontends.step.syntax import percent_formats
 from dovetail.frontends.step.tensor_kinds import sources_of_others
 from dovetail.frontends.step.text_uses import check_texts
 from dovetail.frontends.step.variant import StepVariant
+from dovetail.frontends.step.waiting_draws import WaitingDraws
 from dovetail.frontends.step.write_only import WriteOnlyContainers
 from dovetail.frontends.structure import Structure, changes, flatten, unflatten
 from dovetail.ir.draft import free_name
@@ -107,6 +108,7 @@ class StepCapture:
         self.answers: Answers = {}
         self.told_once: Callable[[HostCall, int], None] = lambda *_: None
         self._draws: Any = None
+        self.others = WaitingDraws()
         self._leaf_names: dict[int, str] = {}
         self._shown = list(call.leaves)
         self._result_structure: Structure | None = None
@@ -246,7 +248,9 @@ class StepCapture:
     def _numbers_before(self, recording: StepRecording) -> LateNumbers:
         """Notes what is drawn before runs, and what schedulers change."""
         places = {x.name: x.path for x in self._numbers}
-        self._draws = Draws(self._reachable, recording, self._drawing, numbers=places, arrays=self._arrays)
+        self._draws = Draws(
+            self._reachable, recording, self._drawing, numbers=places, arrays=self._arrays, others=self.others
+        )
         return LateNumbers(recording, self._reachable, self._numbers, self._draws.taken.append)
 
     def _new_recording(

@@ -45,6 +45,7 @@ from dovetail.frontends.step.searches import SearchCalled
 from dovetail.frontends.step.sharded_modules import ShardedModules
 from dovetail.frontends.step.told_once import ToldOnce
 from dovetail.frontends.step.variant import StepVariant, tie
+from dovetail.frontends.step.waiting_draws import WaitingDraws
 from dovetail.frontends.variant_cache import VariantCache
 from dovetail.ir.program import Value
 from dovetail.passes.collection import collection_paused
@@ -323,46 +324,46 @@ class StepCaptures:
         clears: whether the step is expected to begin by clearing gradients.
         """
         left_out, first = Numbers(), None
-        for _ in range(_MOST_ATTEMPTS):
-            lifted = self._lifting.numbers(call.leaves, reachable) - left_out
-            guarded = (self._lifting.guarded | left_out).slots
-            capture = self.capture(call, reachable, lifted, self._options, guarded, self._lifting)
-            capture.answers, capture.asks_texts = self._answers, self._lifting.asks_texts
-            capture.told_once, capture.stops_at_weights, self._is_shown = self._once.note, not self._is_shown, True
-            hints, hooks = self._eager.hints, self._lifting.calls_hooks
-            try:
-                with interrupts_wait():
-                    found = capture.variant(self._cache.name, hints, assume_cleared=clears, calls_hooks=hooks)
-                if not self._lifting.reads_arrays(reachable, is_wanted=capture.wants_arrays, needs_some=True):
-                    self._lifting.guarded |= left_out
-                    return found
-            except (GradientsNotCleared, MoreIsRead) as error:
-                if GradientsNotCleared in map(type, (error, error.__cause__)):
-                    clears = self._begins_cleared = False
-            except ContainersWritten as error:
-                is_read = isinstance(error, ContainersRead)
-                self._lifting.takes_for_write_only(error.paths, error.paths if is_read else frozenset())
-                self._eager.read.unread = set(self._lifting.write_only)
-                reachable.refresh()
-            except TensorsToKeep as error:
-                self._lifting.keeps(error.paths)
-            except NumbersToLift as error:
-                if first is not None and error.paths & left_out.slots:
-                    raise first from first.__cause__
-                self._lifting.writes(error.paths)
-            except (DovetailError, StateToMake, NotBeforeRuns) as error:
-                if capture.stops_at_weights:
-                    continue  # it may be because of that
-                fewer = self._lifting.fewer(lifted, capture.blamed - left_out, capture.hyperparameters)
-                may_be = bool(capture.drawing_functions[1]) and fewer is not None  # numbers that such a function reads
-                if self._lifting.has_another_way(error, capture, reachable, may_be_numbers=may_be):
-                    continue
-                if not isinstance(error, NotBeforeRuns):
-                    first = first or error
-                if fewer is None:  # it is not because of numbers that are inputs
-                    assert first is not None, "only one of the user's functions could not be called"
-                    raise first from first.__cause__
-                left_out |= fewer
+        with WaitingDraws() as others:
+            for _ in range(_MOST_ATTEMPTS):
+                lifted = self._lifting.numbers(call.leaves, reachable) - left_out
+                guarded = (self._lifting.guarded | left_out).slots
+                capture = self.capture(call, reachable, lifted, self._options, guarded, self._lifting)
+                capture.answers, capture.asks_texts = self._answers, self._lifting.asks_texts
+                capture.told_once, capture.stops_at_weights, self._is_shown = self._once.note, not self._is_shown, True
+                hints, hooks, capture.others = self._eager.hints, self._lifting.calls_hooks, others
+                try:
+                    with interrupts_wait():
+                        found = capture.variant(self._cache.name, hints, assume_cleared=clears, calls_hooks=hooks)
+                    if not self._lifting.reads_arrays(reachable, is_wanted=capture.wants_arrays, needs_some=True):
+                        self._lifting.guarded |= left_out
+                        return found
+                except (GradientsNotCleared, MoreIsRead) as error:
+                    if GradientsNotCleared in map(type, (error, error.__cause__)):
+                        clears = self._begins_cleared = False
+                except ContainersWritten as error:
+                    is_read = isinstance(error, ContainersRead)
+                    self._lifting.takes_for_write_only(error.paths, error.paths if is_read else frozenset())
+                    self._eager.read.unread = set(self._lifting.write_only)
+                    reachable.refresh()
+                except TensorsToKeep as error:
+                    self._lifting.keeps(error.paths)
+                except NumbersToLift as error:
+                    if first is not None and error.paths & left_out.slots:
+                        raise first from first.__cause__
+                    self._lifting.writes(error.paths)
+                except (DovetailError, StateToMake, NotBeforeRuns) as error:
+                    if capture.stops_at_weights or others.may_have_caused(error, reachable):
+                        continue  # it may be because of that
+                    fewer = self._lifting.fewer(lifted, capture.blamed - left_out, capture.hyperparameters)
+                    may_be = fewer is not None and bool(capture.drawing_functions[1])  # numbers that these read
+                    if self._lifting.has_another_way(error, capture, reachable, may_be_numbers=may_be):
+                        continue
+                    first = first or (None if isinstance(error, NotBeforeRuns) else error)
+                    if fewer is None:  # it is not because of numbers that are inputs
+                        assert first is not None, "only one of the user's functions could not be called"
+                        raise first from first.__cause__
+                    left_out |= fewer
         raise CaptureFailed(error="each attempt shows more that it reads or changes")
 
     def _say_why(self, why: str) -> None:

@@ -52,6 +52,7 @@ from dovetail.frontends.step.held_arrays import NO_ARRAYS, HeldArrays
 from dovetail.frontends.step.numbers_before import NumbersBefore
 from dovetail.frontends.step.reachable_state import ReachableState
 from dovetail.frontends.step.tensors_on_arrays import TensorsOnArrays, from_numpy_or_drawn
+from dovetail.frontends.step.waiting_draws import WaitingDraws
 from dovetail.ir.program import Value
 from dovetail.ops.prims import GUARD_NUMBER
 from dovetail.reach.values import PLAIN, is_a, random_state, set_random_state
@@ -65,9 +66,8 @@ _WHOLE = (np.float64, np.int64, np.bool_)
 class Draws:
     """Notes the draws of one recording. made: in order. taken: those that give numbers of the program, and late ones.
 
-    tensors: made on the memory of such arrays.
-    wanted: functions of the user's, one of which is to be called as a whole before each run, if the recording has
-    failed; useless: those that cannot be.
+    tensors: made on the memory of such arrays. wanted: functions of the user's, one of which is to be called as a whole
+    before each run, if the recording has failed; useless: those that cannot be.
     """
 
     def __init__(
@@ -78,12 +78,13 @@ class Draws:
         *,
         numbers: Mapping[str, Path] = _NONE,
         arrays: HeldArrays = NO_ARRAYS,
+        others: WaitingDraws,
     ) -> None:
-        """drawing: functions of the user's that are called as a whole before each run.
+        """drawing: functions of the user's that are called as a whole before each run. others: what other threads draw.
 
         numbers: where numbers are held that are inputs, by their names. arrays: that are read before each run.
         """
-        self._held_arrays = arrays
+        self._held_arrays, self._others = arrays, others
         self.wants_arrays = False
         self.made: list[Draw] = []
         self.taken: list[Any] = []
@@ -93,8 +94,7 @@ class Draws:
         self.numbers = NumbersBefore(recording.recorder, numbers, self, self._real)
         self._reachable = reachable
         self._recording = recording
-        self._thread = threading.get_ident()
-        self._is_inside = False
+        self._thread, self._is_inside = threading.get_ident(), False
         self._held = [(slot, source) for slot, source in reachable.generators if not isinstance(slot.container, Fixed)]
         sources = {id(x): x for x in (random, np.random, *(source for _, source in self._held))}
         self._states = {key: (source, *random_state(source)) for key, source in sources.items()}
@@ -150,7 +150,7 @@ class Draws:
 
     def _refusing(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() != self._thread:
+            if self._others.have_waited():
                 return function(*args, **kwargs)
             raise generator_is_set(self.recorder.here())
 
@@ -166,7 +166,7 @@ class Draws:
         real = getattr(source.generator, name)
 
         def draw(*args: Any, **kwargs: Any) -> Any:
-            if not self._is_noted():
+            if self._others.have_waited() or self._is_inside:
                 return real(*args, **kwargs)
             if name == SHUFFLE:
                 self._shuffle(source, real, *args, **kwargs)
