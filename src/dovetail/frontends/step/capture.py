@@ -108,6 +108,7 @@ class StepCapture:
         self.answers: Answers = {}
         self.told_once: Callable[[HostCall, int], None] = lambda *_: None
         self._draws: Any = None
+        self._others: list[Any] = []  # of what the step returns: neither tensors nor numbers
         self.others = WaitingDraws()
         self._leaf_names: dict[int, str] = {}
         self._shown = list(call.leaves)
@@ -209,6 +210,8 @@ class StepCapture:
                 raise
             trees = Trees(recording, self._reachable.knows)
             writes = list(left.numbers(recording, trees))
+            if trees.are_moved:
+                refuse_new_objects(self._others, lambda _: False)
             hosts.settle(trees)
             left.make(trees)  # last: what comes before is numbered as in a recording that makes nothing
         reads = self._guard()
@@ -303,10 +306,8 @@ class StepCapture:
         args, kwargs = unflatten(self._shown, self._call.structure)
         results, self._result_structure = flatten(self._call.step(*args, **kwargs))
         self._count = len(results)
-        refuse_new_objects(
-            [x for x in results if not (isinstance(x, torch.Tensor) or is_traced(x))],
-            lambda x: self._reachable.knows(x) or any(x is leaf for leaf in self._call.leaves),
-        )
+        self._others = [x for x in results if not (isinstance(x, torch.Tensor) or is_traced(x))]
+        refuse_new_objects(self._others, lambda x: self._reachable.knows(x) or any(x is y for y in self._call.leaves))
         if changes((args, kwargs), self._shown, self._call.structure):
             raise refused_change("a container among its arguments")
         return results

@@ -14,7 +14,7 @@ from dovetail.frontends.step.containers import Slot
 from dovetail.frontends.step.reachable_state import ReachableState
 from dovetail.ir.calling import Formatted, FromConstant, FromLeft, FromOutput, WithLook
 from dovetail.ops.seen import as_seen
-from dovetail.reach.values import PLAIN, Kind, is_a, kind_of
+from dovetail.reach.values import CONTAINERS, LOOKED_INTO, PLAIN, Kind, is_a, kind_of
 from dovetail.torch_compat.traced_numbers import is_traced
 
 
@@ -40,15 +40,23 @@ class Handed:
     made: dict[int, Any] = field(default_factory=dict)
 
 
+_MOVED = CONTAINERS | LOOKED_INTO
+
+
 class NotMadeAgain(Exception):
     """A value has a part of which a run makes no other."""
 
 
 class Trees:
-    """Takes values of one recording apart."""
+    """Takes values of one recording apart.
+
+    are_moved: whether each call leaves new containers where it finds some: then an object that was there before is the
+    same one in no later call.
+    """
 
     def __init__(self, recording: StepRecording, is_known: Callable[[Any], bool]) -> None:
         """is_known: whether an object was there before the step."""
+        self.are_moved = False
         self._recording = recording
         self._is_known = is_known
         self._made: dict[int, New] = {}
@@ -63,7 +71,10 @@ class Trees:
                 self._left[id(value)] = FromOutput(self._recording.keep(value))
             return self._left[id(value)]
         kind = type(value)
-        if kind in PLAIN or kind_of(kind) is Kind.PLAIN or isinstance(value, Enum) or self._is_known(value):
+        is_plain = kind in PLAIN or kind_of(kind) is Kind.PLAIN or isinstance(value, Enum)
+        if not is_plain and self.are_moved and kind_of(kind) in _MOVED and self._is_known(value):
+            raise NotMadeAgain
+        if is_plain or self._is_known(value):
             return FromConstant(value)
         if id(value) in self._made:
             return self._made[id(value)]

@@ -65,6 +65,9 @@ def kept_if_used(recorder: StepRecorder, of_graphs: Sequence[Slot]) -> Iterator[
         raise
 
 
+_REPLACED = (list, dict)  # of which a step may leave new ones
+
+
 class LeftBehind:
     """What a step that was recorded has left in its reachable state.
 
@@ -111,6 +114,7 @@ class LeftBehind:
         lifted = {number_slot.path for number_slot in self._numbers}
         made: dict[str, DovetailError] = {label: _hooked(label, line) for label, line in recording.hooked.items()}
         changes = self._reachable.changes()
+        trees.are_moved = any(type(x.old) in _REPLACED and x.slot is not None for x in changes)
         resized = self._resized(changes)
         gone = {(id(x.slot.item), x.slot.key) for x in changes if x.slot is not None and x.new is MISSING}
         known = {x.key for x in self._numbers if id(x.slot.container) not in resized} - gone - self._reshaped(changes)
@@ -378,7 +382,8 @@ def _can_be_bound(change: Change) -> bool:
 
 def _is_compared(value: Any) -> bool:
     """Whether guards compare what a slot holds, so that a run may leave it there."""
-    return isinstance(value, torch.Tensor | tuple | Enum | torch.dtype | torch.device) or _is_plain(value)
+    is_container = isinstance(value, tuple) or type(value) in _REPLACED
+    return is_container or isinstance(value, torch.Tensor | Enum | torch.dtype | torch.device) or _is_plain(value)
 
 
 def _is_plain(value: Any) -> bool:
