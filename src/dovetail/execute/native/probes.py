@@ -8,7 +8,7 @@ vectors, and one that torch gives to several threads where it has them; starts a
 What was found is kept for the process, and on disk: see `execute.native.cache`. An operator of which no candidate
 agrees is left to `aten`.
 
-Cost:   30 to 70 ms for each operator, dtype and kind of operands that was not met before; 0.2 ms where it is on disk.
+Cost:   30 to 100 ms for each operator, dtype and kind of operands that was not met before; 0.2 ms where it is on disk.
 """
 
 from __future__ import annotations
