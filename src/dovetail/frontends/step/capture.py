@@ -108,8 +108,8 @@ class StepCapture:
         self.answers: Answers = {}
         self.told_once: Callable[[HostCall, int], None] = lambda *_: None
         self._draws: Any = None
-        self._others: list[Any] = []  # of what the step returns: neither tensors nor numbers
-        self.others = WaitingDraws()
+        self._plain: list[Any] = []  # of what the step returns: neither tensors nor numbers
+        self.waiting = WaitingDraws()
         self._leaf_names: dict[int, str] = {}
         self._shown = list(call.leaves)
         self._result_structure: Structure | None = None
@@ -211,7 +211,7 @@ class StepCapture:
             trees = Trees(recording, self._reachable.knows)
             writes = list(left.numbers(recording, trees))
             if trees.are_moved:
-                refuse_new_objects(self._others, lambda _: False)
+                refuse_new_objects(self._plain, lambda _: False)
             hosts.settle(trees)
             left.make(trees)  # last: what comes before is numbered as in a recording that makes nothing
         reads = self._guard()
@@ -252,7 +252,7 @@ class StepCapture:
         """Notes what is drawn before runs, and what schedulers change."""
         places = {x.name: x.path for x in self._numbers}
         self._draws = Draws(
-            self._reachable, recording, self._drawing, numbers=places, arrays=self._arrays, others=self.others
+            self._reachable, recording, self._drawing, numbers=places, arrays=self._arrays, others=self.waiting
         )
         return LateNumbers(recording, self._reachable, self._numbers, self._draws.taken.append)
 
@@ -306,8 +306,8 @@ class StepCapture:
         args, kwargs = unflatten(self._shown, self._call.structure)
         results, self._result_structure = flatten(self._call.step(*args, **kwargs))
         self._count = len(results)
-        self._others = [x for x in results if not (isinstance(x, torch.Tensor) or is_traced(x))]
-        refuse_new_objects(self._others, lambda x: self._reachable.knows(x) or any(x is y for y in self._call.leaves))
+        self._plain = [x for x in results if not (isinstance(x, torch.Tensor) or is_traced(x))]
+        refuse_new_objects(self._plain, lambda x: self._reachable.knows(x) or any(x is y for y in self._call.leaves))
         if changes((args, kwargs), self._shown, self._call.structure):
             raise refused_change("a container among its arguments")
         return results

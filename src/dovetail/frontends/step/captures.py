@@ -331,7 +331,7 @@ class StepCaptures:
                 capture = self.capture(call, reachable, lifted, self._options, guarded, self._lifting)
                 capture.answers, capture.asks_texts = self._answers, self._lifting.asks_texts
                 capture.told_once, capture.stops_at_weights, self._is_shown = self._once.note, not self._is_shown, True
-                hints, hooks, capture.others = self._eager.hints, self._lifting.calls_hooks, others
+                hints, hooks, capture.waiting = self._eager.hints, self._lifting.calls_hooks, others
                 try:
                     with interrupts_wait():
                         found = capture.variant(self._cache.name, hints, assume_cleared=clears, calls_hooks=hooks)
