@@ -12,11 +12,12 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from dovetail.artifact.number_functions import NUMBER_FUNCTIONS
+from dovetail.deferred import deferred
 from dovetail.errors import BadOptionValue
 from dovetail.ir.prim import FlatResults, Prim, flat_results
 from dovetail.ir.program import Target
@@ -24,11 +25,15 @@ from dovetail.ir.text import operator_text
 from dovetail.ops import prims
 from dovetail.ops.facts import is_recurrent_layer, runs_in_grad_mode
 from dovetail.ops.packed import ACTIVATIONS, packed_conv, packed_linear
-from dovetail.ops.packed_sequences import PACK, PACKED_LAYER, PADDED
 from dovetail.ops.panels import GATES, panel_linear, recurrent_layer
 from dovetail.ops.quantized import int8_linear
 from dovetail.torch_compat.dispatch import HigherOrder, Overload, schema_of
 from dovetail.torch_compat.symbols import number_function_text
+
+if TYPE_CHECKING:
+    from dovetail.ops import packed_sequences
+else:  # few programs need it
+    packed_sequences = deferred("dovetail.ops.packed_sequences")
 
 _MAX_TEXT = 20_000
 _OPERATOR = re.compile(r'(?:torch\.ops\.(\w+)\.(\w+)\.(\w+)|getattr\(torch\.ops\.(\w+)\.(\w+), "(\w+)"\))', re.ASCII)
@@ -52,8 +57,12 @@ PRIMS: Mapping[str, Prim] = {
     )
     if isinstance(found := getattr(prims, name), Prim)
 }
-# Operators of dovetail's own over packed sequences.
-_OWN = frozenset(map(str, (PACK, PADDED, PACKED_LAYER)))
+# Operators of dovetail's own over packed sequences, and their names in that module.
+_PACKED = {
+    "dovetail.pack.default": "PACK",
+    "dovetail.padded.default": "PADDED",
+    "dovetail.packed_layer.default": "PACKED_LAYER",
+}
 # Running statistics that the schema does not say are written.
 _HIDDEN_WRITES: Mapping[str, tuple[int, ...]] = {"native_batch_norm": (3, 4)}
 # For `target_text`: what the reader says of operators of other packages is for the reader's caller to decide.
@@ -130,8 +139,10 @@ def _operator(text: str, allowed: Allowed) -> Overload:
     if match is None:
         raise ValueError(f"{text!r} is not an operator that a file can name")
     space, name, overload = [part for part in match.groups() if part is not None]
-    full = f"{space}.{name}.{overload}"
-    is_listed = full in listed_operators() or full in _OWN
+    if own := _PACKED.get(f"{space}.{name}.{overload}"):
+        packed: Overload = getattr(packed_sequences, own)
+        return packed
+    is_listed = f"{space}.{name}.{overload}" in listed_operators()
     if not is_listed and not allowed.allows(space, name, overload):
         hint = "" if space in _OF_TORCH else f'; if you trust it, pass allow=("{space}::{name}",)'
         raise ValueError(f"{text!r} is not an operator that a file can name{hint}")

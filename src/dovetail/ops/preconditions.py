@@ -17,16 +17,21 @@ from dovetail.errors import RefusedOperands
 from dovetail.ir.prim import Prim
 from dovetail.ops.bounded import BOUNDED
 from dovetail.ops.layer_preconditions import (
+    GATES,
     Refused,
     attention_layer,
+    cells,
     encoder_layer,
     of_length,
     one_of_each,
+    pack,
+    packed_layer,
+    padded,
     require,
+    rnn_layer,
     within,
 )
 from dovetail.ops.prims import InGradMode
-from dovetail.ops.recurrent_preconditions import GATES, cells, pack, packed_layer, padded, rnn_layer
 from dovetail.torch_compat.dispatch import Overload, schema_of
 
 Check = Callable[[Mapping[str, Any]], None]
