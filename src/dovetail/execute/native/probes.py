@@ -8,7 +8,7 @@ vectors, and one that torch gives to several threads where it has them; starts a
 What was found is kept for the process, and on disk: see `execute.native.cache`. An operator of which no candidate
 agrees is left to `aten`.
 
-Cost:   30 to 100 ms for each operator, dtype and kind of operands that was not met before; 0.2 ms where it is on disk.
+Cost:   30 to 140 ms for each operator, dtype and kind of operands that was not met before; 0.2 ms where it is on disk.
 """
 
 from __future__ import annotations
@@ -213,8 +213,11 @@ class _Trial:
         self.loop = Loop(ELEMENTS[question.dtype], tuple(cells), len(self.numbers), (step,), stores, question.in_rows)
         self.kernel = kernel_of(self.loop)
         self.repeats = [self.loop.cells[at].repeats for at in self.loop.repeated]
-        self.rooms = {name: Room(question.dtype) for name, kind in question.operands if kind not in _TRUTHS}
-        self.truths = {name: Room(torch.bool) for name, kind in question.operands if kind in _TRUTHS}
+        self.rooms = {
+            name: Room(torch.bool if kind in _TRUTHS else question.dtype)
+            for name, kind in question.operands
+            if kind not in (NUMBER, SINGLE)
+        }
         self.result, self.expected = (Room(torch.bool if self.is_truth else question.dtype) for _ in range(2))
         self.arguments = [argument.name for argument in schema_of(question.target).arguments]
 
@@ -237,8 +240,8 @@ class _Trial:
                 own = _SHAPES[kind](rows, columns) if kind in REPEATED else shape
                 drawn = _drawn(question.dtype, (place, part), first, math.prod(own)).view(own)
                 before[name] = drawn > 0 if kind in _TRUTHS else drawn
-                room = self.truths[name] if kind in _TRUTHS else self.rooms[name]
-                given[name] = room.tensor(own, start, 1 + (place + size) % 3 if in_rows else 0).copy_(before[name])
+                gap = 1 + (place + size) % 3 if in_rows else 0
+                given[name] = self.rooms[name].tensor(own, start, gap).copy_(before[name])
         made = self.result.tensor(shape, start).zero_()
         try:
             expected = self._eager(given, shape)

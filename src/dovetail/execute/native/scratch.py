@@ -43,12 +43,8 @@ class Room:
         wanted = start + math.prod(shape) + gap * rows
         if self._block.numel() < wanted:
             self._block = scratch((wanted,), self._block.dtype)
-        strides, step = [0] * len(shape), 1
-        for dim in range(len(shape) - 1, -1, -1):
-            strides[dim] = step
-            step *= shape[dim]
-            if dim == len(shape) - 1:
-                step += gap
+        strides = [math.prod(shape[dim + 1 : -1]) * (shape[-1] + gap) for dim in range(len(shape) - 1)]
+        strides += [1] * (len(shape) > 0)
         return self._block.as_strided(shape, strides, start)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
+import operator
 import sys
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +20,7 @@ from dovetail.frontends.step.attempts import ContainersRead
 from dovetail.frontends.step.containers import Fixed, Path, Slot
 from dovetail.frontends.step.kept import Handed, Tree, Trees, grown
 from dovetail.frontends.step.reachable_state import ReachableState
+from dovetail.reach.contents import contents_of
 from dovetail.reach.libraries import OURS
 from dovetail.reach.stand_ins import ON_BEHALF
 
@@ -142,16 +143,9 @@ class WriteOnlyContainers:
 
 
 def _hold_the_same(stand_in: Any, real: Any) -> bool:
-    """Whether two containers of one kind hold the same objects, without asking the methods of the first one."""
-    kind: Any = type(real)
-
-    def held(container: Any) -> Iterator[Any]:
-        parts = dict.items(container) if issubclass(kind, dict) else kind.__iter__(container)
-        for part in parts:
-            yield from part if issubclass(kind, dict) else (part,)
-
-    missing = object()
-    return all(a is b for a, b in itertools.zip_longest(held(stand_in), held(real), fillvalue=missing))
+    """Whether two containers of one kind hold the same objects; the methods of the first one are not asked."""
+    held, wanted = contents_of(stand_in), contents_of(real)
+    return len(held) == len(wanted) and all(map(operator.is_, held, wanted))
 
 
 def _putting(number: int, name: str, notes: list[Note]) -> Callable[..., Any]:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from dovetail.torch_compat import collectives
 from dovetail.torch_compat.checks.difference import first_difference
-from dovetail.torch_compat.dispatch import PlainMode
+from dovetail.torch_compat.dispatch import PlainMode, schema_of
 
 _KEPT: list[Any] = []
 
@@ -107,7 +107,7 @@ class _Waits(_Noted):
         self.waits.append(collectives.is_waiting_for_message())
         self.arrived.append((func, args))
         work = collectives.finished_work()
-        return work if len(func._schema.returns) == 1 else (args[0], work)  # what all ranks do gives its tensors, too
+        return work if len(schema_of(func).returns) == 1 else (args[0], work)
 
 
 def check_is_waiting_for_message() -> str | None:
