@@ -7,7 +7,7 @@ another object: a change that the compiled code makes to it would be lost, and i
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -41,19 +41,22 @@ Structure: TypeAlias = pytree.TreeSpec | WithObjects
 _NO_CONTAINERS = frozenset((torch.Tensor, torch.nn.Parameter, int, float, bool, complex, str, type(None)))
 
 
-def flatten(tree: object) -> tuple[list[Any], Structure]:
-    """The leaves of nested containers and dataclasses, and how to put them together."""
-    leaves, spec = pytree.flatten(tree)
+def flatten(tree: object, is_whole: Callable[[Any], bool] | None = None) -> tuple[list[Any], Structure]:
+    """The leaves of nested containers and dataclasses, and how to put them together.
+
+    is_whole: whether a container, or an object, is a leaf all the same.
+    """
+    leaves, spec = pytree.flatten(tree, is_whole)
     if not any(map(_is_object, leaves)):
         return leaves, spec
     flat: list[Any] = []
     objects: list[Parts] = []
     for leaf in leaves:
-        if not _is_object(leaf):
+        if not _is_object(leaf) or (is_whole is not None and is_whole(leaf)):
             flat.append(leaf)
             continue
         names = _attributes(leaf)
-        own, structure = flatten([getattr(leaf, name) for name in names])
+        own, structure = flatten([getattr(leaf, name) for name in names], is_whole)
         objects.append(Parts(len(flat), len(own), type(leaf), names, structure))
         flat += own
     return flat, WithObjects(spec, tuple(objects))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,12 +11,19 @@ import torch.utils._pytree as torch_pytree
 TreeSpec = torch_pytree.TreeSpec
 
 
-def flatten(tree: object) -> tuple[list[object], TreeSpec]:
+def flatten(tree: object, is_whole: Callable[[Any], bool] | None = None) -> tuple[list[object], TreeSpec]:
     """The leaves of a nested container and the structure to rebuild it.
 
-    A `torch.Size` of fixed numbers is a leaf, because torch would rebuild it as a tuple.
+    A `torch.Size` of fixed numbers is a leaf, because torch would rebuild it as a tuple. is_whole: whether some other
+    container is.
     """
-    return torch_pytree.tree_flatten(tree, is_leaf=_is_fixed_size)
+    if is_whole is None:
+        return torch_pytree.tree_flatten(tree, is_leaf=_is_fixed_size)
+    asked = [is_whole]
+    try:
+        return torch_pytree.tree_flatten(tree, is_leaf=lambda item: _is_fixed_size(item) or asked[0](item))
+    finally:
+        asked.clear()  # torch's function is part of a cycle
 
 
 def _is_fixed_size(item: object) -> bool:

@@ -404,6 +404,8 @@ def test_an_object_that_the_step_makes_is_refused_and_nothing_has_changed() -> N
         def __init__(self, item: Any) -> None:
             self.item = item
 
+        def __del__(self) -> None: ...
+
     def step(x: torch.Tensor) -> None:
         t.history.append(1)
         t.held = Box(t.train(x).detach())

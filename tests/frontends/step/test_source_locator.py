@@ -56,6 +56,9 @@ class Box:
     def __init__(self, item: Any) -> None:
         self.item = item
 
+    def __del__(self) -> None:
+        """Code that runs when an object goes: no program makes another one."""
+
 
 class Keeping(Training):
     def __call__(self, x: torch.Tensor) -> None:

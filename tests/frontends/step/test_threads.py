@@ -111,6 +111,9 @@ class _Box:
     def __init__(self, item: Tensor) -> None:
         self.item = item
 
+    def __del__(self) -> None:
+        """Code that runs when an object goes: no program makes another one."""
+
 
 def test_warnings_name_the_line_of_the_call() -> None:
     kept: list[_Box] = []

@@ -27,20 +27,22 @@ from dovetail.frontends.step.containers import Path
 from dovetail.frontends.step.draws import Draws
 from dovetail.frontends.step.guard import StepCall
 from dovetail.frontends.step.held_arrays import HeldArrays
-from dovetail.frontends.step.host_calls import HostCall, HostCalls
+from dovetail.frontends.step.host_calls import HostCalls
 from dovetail.frontends.step.kept import Trees, slots_of_graphs
 from dovetail.frontends.step.late_numbers import LateNumbers
 from dovetail.frontends.step.left_behind import LeftBehind, kept_if_used, overwritten, refused_change
 from dovetail.frontends.step.lifting import Lifting, Numbers
+from dovetail.frontends.step.noted_calls import HostCall
 from dovetail.frontends.step.number_slots import NumberSlot
 from dovetail.frontends.step.output import STREAMS
-from dovetail.frontends.step.outside import Outside, forget_new_results, refuse_new_objects
+from dovetail.frontends.step.outside import Outside, forget_new_results
 from dovetail.frontends.step.program_inputs import (
     FoundTensors,
     number_inputs,
 )
 from dovetail.frontends.step.reachable_state import ReachableState
 from dovetail.frontends.step.recorded import Recorded
+from dovetail.frontends.step.results import Results
 from dovetail.frontends.step.searches import SearchCalled
 from dovetail.frontends.step.syntax import percent_formats
 from dovetail.frontends.step.tensor_kinds import sources_of_others
@@ -48,7 +50,7 @@ from dovetail.frontends.step.text_uses import check_texts
 from dovetail.frontends.step.variant import StepVariant
 from dovetail.frontends.step.waiting_draws import WaitingDraws
 from dovetail.frontends.step.write_only import WriteOnlyContainers
-from dovetail.frontends.structure import Structure, changes, flatten, unflatten
+from dovetail.frontends.structure import changes, unflatten
 from dovetail.ir.draft import free_name
 from dovetail.ir.known_results import Answers
 from dovetail.ir.program import Value
@@ -61,7 +63,6 @@ from dovetail.reach.stand_ins import StandIns
 from dovetail.reach.watcher import Watcher
 from dovetail.torch_compat.collectives import default_group
 from dovetail.torch_compat.optimizers import global_step_hook_tables, step_hook_tables
-from dovetail.torch_compat.traced_numbers import is_traced
 
 
 class StepCapture:
@@ -91,11 +92,8 @@ class StepCapture:
         self._numbers, self.hyperparameters = number_inputs(reachable, lifted.slots, guarded, self._name)
         kept, self._also_read, self._drawing, self._turned = shown.kept, shown.read, shown.drawing, shown.turned
         self._write_only = WriteOnlyContainers(reachable, sorted(shown.write_only, key=repr))
-        self._kept = [
-            NumberSlot.at(slot)
-            for slot in (reachable.slots if kept else ())
-            if slot.path in kept and isinstance(slot.read(), torch.Tensor)
-        ]
+        found = [slot for slot in (reachable.slots if kept else ()) if slot.path in kept]
+        self._kept = [NumberSlot.at(slot) for slot in found if isinstance(slot.read(), torch.Tensor)]
         self._given = [*call.leaves, *(number_slot.read() for number_slot in self._kept)]
         self._of_graphs = [slot for slot in slots_of_graphs(reachable) if slot.path not in kept]
         self._arrays = HeldArrays.at(reachable, lifted.slots, makes=shown.makes_arrays)
@@ -108,15 +106,13 @@ class StepCapture:
         self.answers: Answers = {}
         self.told_once: Callable[[HostCall, int], None] = lambda *_: None
         self._draws: Any = None
-        self._plain: list[Any] = []  # of what the step returns: neither tensors nor numbers
         self.waiting = WaitingDraws()
         self._leaf_names: dict[int, str] = {}
         self._shown = list(call.leaves)
-        self._result_structure: Structure | None = None
+        self._results: Results | None = None
         self._asked = [default_group, *map(_giving, reachable.others)]
         self._not_guarded: list[Any] = []
         self._fully_sharded = found_among(module for _, module in reachable.modules)
-        self._count = 0
         self._elsewhere: list[ReadChange] = []
         self._watcher = Watcher(
             refuses_draws=False, line_of=reachable.line_naming, stand_ins=StandIns(numbers=not reachable.asks_types)
@@ -183,7 +179,10 @@ class StepCapture:
         optimizers = [optimizer for _, optimizer in self._reachable.optimizers]
         schedulers = [scheduler for _, scheduler in self._reachable.schedulers]
         late = self._numbers_before(recording)
-        hosts = HostCalls(recording, schedulers, optimizers, late, self.told_once, is_noting_hooks=calls_hooks)
+        hosts = HostCalls(
+            *(recording, schedulers, optimizers, late, self.told_once, self._reachable.knows),
+            is_noting_hooks=calls_hooks,
+        )
         hosts.look_at = recording.look_at = self._write_only.look_at
         texts = recording.recorder.texts
         texts.formats_at, self._watcher.on_frame = percent_formats, texts.follow
@@ -196,8 +195,7 @@ class StepCapture:
                 self._write_only.refuse_after()
                 late.end()
                 newly = overwritten(self._watcher.reads, self._reachable)
-                found_before = (self._reachable, self._numbers, self.lifted, newly, self._also_read, self._turned)
-                left = LeftBehind(*found_before)
+                left = LeftBehind(self._reachable, self._numbers, self.lifted, newly, self._also_read, self._turned)
                 left.is_drawn = self._draws.explain
                 left.find_write_only()
                 check_texts(recording.recorder)
@@ -208,20 +206,20 @@ class StepCapture:
                 if recording.recorder.guesses.ran_out or any(error is known for known in outside.to_fill):
                     raise StateToMake(error) from error
                 raise
-            trees = Trees(recording, self._reachable.knows)
+            trees = Trees(recording, self._reachable, self._watcher.was_made)
             writes = list(left.numbers(recording, trees))
-            if trees.are_moved:
-                refuse_new_objects(self._plain, lambda _: False)
+            assert self._results is not None, "the step was recorded"
+            self._results.settle(trees)
             hosts.settle(trees)
             left.make(trees)  # last: what comes before is numbered as in a recording that makes nothing
-        reads = self._guard()
+            self._results.settle_new(trees)
+        reads = self._guard(left, trees.unknown)
         self._draws.check()
         programs = recording.programs(name, keep_gradients=self._options.keep_grads)
         used = map(recording.value_of_number, programs.numbers)
         host_calls = hosts.placed(partial(self._changed_by, recording), set(used))
         recording.recorder.known.end()
         sources += sources_of_others(recording)
-        assert self._result_structure is not None, "the step was recorded"
         return Recorded(
             call=self._call,
             reachable=self._reachable,
@@ -238,13 +236,13 @@ class StepCapture:
             writes=writes,
             bound=left.bound,
             filled=left.filled,
+            places=list(trees.places),
             host_calls=host_calls,
             draws=self._draws,
             write_only=self._write_only.paths,
             reads=reads,
             asked=frozenset(index for index, leaf in enumerate(leaves) if self._watcher.was_asked(leaf)),
-            structure=self._result_structure,
-            count=self._count,
+            results=self._results,
             made=left.made,
         )
 
@@ -304,13 +302,10 @@ class StepCapture:
 
     def _run(self) -> list[Any]:
         args, kwargs = unflatten(self._shown, self._call.structure)
-        results, self._result_structure = flatten(self._call.step(*args, **kwargs))
-        self._count = len(results)
-        self._plain = [x for x in results if not (isinstance(x, torch.Tensor) or is_traced(x))]
-        refuse_new_objects(self._plain, lambda x: self._reachable.knows(x) or any(x is y for y in self._call.leaves))
+        self._results = Results(self._call.step(*args, **kwargs), self._reachable.knows, self._call.leaves)
         if changes((args, kwargs), self._shown, self._call.structure):
             raise refused_change("a container among its arguments")
-        return results
+        return self._results.leaves
 
     @contextlib.contextmanager
     def _around(
@@ -334,11 +329,17 @@ class StepCapture:
         for refusal in outside.refusals:
             raise refusal
 
-    def _guard(self) -> PythonGuard:
-        """What compares what the code read besides the reachable state."""
+    def _guard(self, left: LeftBehind, unknown: Sequence[Any]) -> PythonGuard:
+        """What compares what the code read besides the reachable state, or set to what was there already.
+
+        unknown: see `Trees`. Raises: MoreIsRead where it has set, or handed on, what was not looked at.
+        """
         for item in self._reachable.late:
             self._ask_before_runs(_giving(item))
-        return self._watcher.guard(self._compared(), self._not_guarded)
+        is_set = overwritten(self._watcher.reads, self._reachable)
+        if left.misses(is_set) or any(map(self._reachable.knows, unknown)):
+            raise MoreIsRead
+        return self._watcher.guard(self._compared() - (is_set - left.put), self._not_guarded)
 
     def _ask_before_runs(self, question: Callable[[], Any]) -> None:
         """A question whose answer is to be the same object before each run."""

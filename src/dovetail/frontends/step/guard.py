@@ -42,9 +42,10 @@ class Bindings:
     tensors: the state. reads: for each number of the program, how it is read, given the leaves of the arguments.
     writes: where numbers that the step leaves are put, in order. kept: how tensors that calls replace are read. binds:
     where what else the step leaves is put. containers: that the step only puts things into.
-    filled: containers that hold something else after each run. sources: of each draw. held: how to read what is read
-    before each run. early, late: if schedulers are stepped before a run: places among `reads` of what is read before
-    that; of what is read after which call, with how to read it.
+    filled: containers that hold something else after each run. places: how to read what is handed on.
+    sources: of each draw. held: how to read what is read before each run. early, late: if schedulers are stepped
+    before a run: places among `reads` of what is read before that; of what is read after which call, with how to read
+    it.
     """
 
     guard: PythonGuards | _Never
@@ -55,6 +56,7 @@ class Bindings:
     binds: list[Callable[[Any], None]] = field(default_factory=list)
     containers: list[Any] = field(default_factory=list)
     filled: list[Any] = field(default_factory=list)
+    places: list[tuple[Path, Callable[[], Any]]] = field(default_factory=list)
     sources: list[list[Any]] = field(default_factory=list)
     held: dict[Path, Callable[[], Any]] = field(default_factory=dict)
     early: list[int] = field(default_factory=list)

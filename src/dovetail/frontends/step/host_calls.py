@@ -12,10 +12,12 @@ import builtins
 import contextlib
 import functools
 import logging
+import operator
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import is_dataclass, replace
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -26,15 +28,16 @@ from dovetail.capture.step_recording import StepRecording
 from dovetail.capture.step_text_results import text_result
 from dovetail.capture.warned import warnings_noted
 from dovetail.errors import StateChangedOtherwise, UnsupportedStep
-from dovetail.frontends.step.kept import Handed, NotMadeAgain, Tree, Trees, grown
+from dovetail.frontends.step.kept import NotMadeAgain, Tree, Trees
 from dovetail.frontends.step.late_numbers import LateNumbers
+from dovetail.frontends.step.noted_calls import HostCall, LogAgain
 from dovetail.frontends.step.output import print_to, replaced_builtin, replaced_handling, streams_replaced
 from dovetail.frontends.step.schedulers import watched_reads
 from dovetail.frontends.step.trackers import trackers_replaced
 from dovetail.frontends.step.write_only import Put
-from dovetail.frontends.structure import Structure, flatten, unflatten
+from dovetail.frontends.structure import Structure, flatten
 from dovetail.ir.calling import FromConstant, FromLeft, WithLook
-from dovetail.ir.program import Origin, Value
+from dovetail.ir.program import Value
 from dovetail.reach.frames import unnoted
 from dovetail.reach.remembered import callers, is_remembered
 from dovetail.reach.values import HOST_CALL
@@ -43,7 +46,6 @@ from dovetail.torch_compat.optimizers import (
     global_step_hook_tables,
     has_stepped,
     step_hook_tables,
-    without_warning_of_order,
 )
 from dovetail.torch_compat.traced_numbers import handle_of, is_traced
 
@@ -72,49 +74,6 @@ _ACTIVE: list[HostCalls] = []
 _RATES = ("get_last_lr", "_last_lr")
 
 
-@dataclass(frozen=True, slots=True)
-class HostCall:
-    """One call.
-
-    arguments: how each of them is made of the values that the program leaves, flat. position: how many nodes had been
-    recorded. scheduler: what is stepped, if it is one. is_hook: whether it may look at the state. before: whether it is
-    made before the program. is_due: whether the scheduler's optimizer had stepped by then. is_users: whether the user
-    has marked the function. is_once: whether only the first run makes it, see `told_once`.
-    """
-
-    function: Callable[..., Any]
-    arguments: tuple[Tree, ...]
-    structure: Structure
-    position: int
-    origin: Origin
-    scheduler: Any = None
-    is_hook: bool = False
-    before: bool = False
-    is_due: bool = False
-    is_users: bool = False
-    is_once: bool = False
-
-    def __str__(self) -> str:
-        name = getattr(self.function, "__qualname__", type(self.function).__name__)
-        return f"{name} at {self.origin}" + (" (before the program)" if self.before else "")
-
-    @property
-    def needs_nothing(self) -> bool:
-        """Whether it is made after a program, is given nothing that this leaves, and looks at nothing of it."""
-        looks = self.before or self.is_hook or self.scheduler is not None or isinstance(self.function, Put)
-        return not looks and all(isinstance(argument, FromConstant) for argument in self.arguments)
-
-    def make(self, run: Handed) -> None:
-        """Call. run: what the program has left."""
-        args, kwargs = unflatten([grown(argument, run) for argument in self.arguments], self.structure)
-        self.function(*args, **kwargs)
-
-    def make_first(self) -> None:
-        """Step a scheduler before the program, in which its optimizer may step for the first time."""
-        with without_warning_of_order(self.scheduler) if self.is_due else contextlib.nullcontext():
-            self.make(Handed())
-
-
 class HostCalls:
     """Notes the host calls of one recording, in this thread."""
 
@@ -125,17 +84,21 @@ class HostCalls:
         optimizers: Sequence[torch.optim.Optimizer],
         late: LateNumbers,
         told_once: Callable[[HostCall, int], None],
+        is_known: Callable[[Any], bool],
         *,
         is_noting_hooks: bool = False,
     ) -> None:
         """late: numbers that schedulers change. look_at, to be set: gets arguments of calls. told_once: gets calls that
-        no other recording notes, and how many came before that all do.
+        no other recording notes, and how many came before that all do. is_known: whether an object was there before.
 
         is_noting_hooks: hooks of optimizers are host calls; else they are recorded like the rest of the step."""
         self.calls: list[HostCall] = []
         self.calls_search = False
         self.look_at: Callable[[Sequence[Any]], None] = lambda _: None
         self._late = late
+        self._is_known = is_known
+        self._unknown: list[Any] = []
+        self._whole: dict[int, tuple[tuple[Tree, ...], Structure, list[tuple[Any, list[Any]]]]] = {}
         self._told_once = told_once
         self._outside = frozenset[FrameType]()
         self._optimizers = optimizers
@@ -193,6 +156,10 @@ class HostCalls:
         """A call of a function that the user has marked was to be made."""
         self.note(function, args, kwargs)
         self.calls[-1] = replace(self.calls[-1], is_users=True)
+        met: list[tuple[Any, list[Any]]] = []
+        leaves, structure = flatten((list(args), dict(kwargs)), partial(self._is_handed_whole, met=met))
+        if met:
+            self._whole[len(self.calls) - 1] = tuple(map(self._argument, leaves)), structure, met
 
     def note_put(self, put: Put) -> None:
         """Something was to be put into a container, in order with the calls."""
@@ -202,7 +169,14 @@ class HostCalls:
 
     def settle(self, trees: Trees) -> None:
         """The step has ended. Raises: StateChangedOtherwise for something that no run makes again."""
-        for call in self.calls:
+        trees.unknown += self._unknown
+        for number, (arguments, structure, met) in self._whole.items():
+            if all(_are(flatten(item)[0], held) for item, held in met):  # at its end they hold what they held then
+                self.calls[number] = replace(self.calls[number], arguments=arguments, structure=structure)
+        for number, call in enumerate(self.calls):
+            placed = call.placed(trees)
+            if placed != call.arguments:
+                self.calls[number] = replace(call, arguments=placed)
             if isinstance(call.function, Put):
                 try:
                     call.function.settle(trees)
@@ -213,6 +187,19 @@ class HostCalls:
                         hint="do it in a function marked with dovetail.host_call",
                         origin=call.origin,
                     ) from None
+
+    def _is_handed_whole(self, item: Any, met: list[tuple[Any, list[Any]]]) -> bool:
+        """Whether a function may get the very container that was there before, without tensors. met: gets those."""
+        if isinstance(item, torch.Tensor | tuple):
+            return False
+        if not self._is_known(item):
+            self._unknown += [item] if type(item) in (list, dict) or is_dataclass(item) else []
+            return False
+        held = flatten(item)[0]
+        is_whole = not any(isinstance(x, torch.Tensor) for x in held)
+        if is_whole:
+            met.append((item, held))
+        return is_whole
 
     def _argument(self, leaf: Any) -> Tree:
         """What makes an argument of what the program leaves."""
@@ -299,7 +286,7 @@ class HostCalls:
         if threading.get_ident() != self._thread:
             return False
         leaves = record.args if isinstance(record.args, tuple) else (record.args,)
-        self.note(_Log(logger, record), (record.msg, *leaves), {})
+        self.note(LogAgain(logger, record), (record.msg, *leaves), {})
         return True
 
     # --- when they are made ---------------------------------------------------------------------------------
@@ -345,17 +332,8 @@ class HostCalls:
         return not (is_written or reads) and all(isinstance(x, FromConstant) for x in call.arguments)
 
 
-class _Log:
-    """Hands a log record on, with real numbers in place of traced ones."""
-
-    def __init__(self, logger: logging.Logger, record: logging.LogRecord) -> None:
-        self._logger = logger
-        self._record = record
-        self._is_tuple = isinstance(record.args, tuple)
-
-    def __call__(self, message: Any, *args: Any) -> None:
-        facts = {**vars(self._record), "msg": message, "args": args if self._is_tuple else args[0]}
-        self._logger.handle(logging.makeLogRecord(facts))
+def _are(items: Sequence[Any], others: Sequence[Any]) -> bool:
+    return len(items) == len(others) and all(map(operator.is_, items, others))
 
 
 @contextlib.contextmanager

@@ -1,26 +1,50 @@
-"""What a step puts into Python objects, or hands to Python code: tensors, numbers, texts, new containers of them."""
+"""What a step puts into Python objects, or hands to Python code: tensors, numbers, texts, new objects made of them.
+
+What was there before is handed on by where it lies: a later call may find another object there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from types import MemberDescriptorType, SimpleNamespace
 from typing import Any, TypeAlias
 
 import torch
 
 from dovetail.capture.step_recording import StepRecording
-from dovetail.frontends.step.containers import Slot
+from dovetail.frontends.step.containers import Path, Slot
 from dovetail.frontends.step.reachable_state import ReachableState
 from dovetail.ir.calling import Formatted, FromConstant, FromLeft, FromOutput, WithLook
 from dovetail.ops.seen import as_seen
-from dovetail.reach.values import CONTAINERS, LOOKED_INTO, PLAIN, Kind, is_a, kind_of
+from dovetail.reach.values import (
+    CONTAINERS,
+    LOOKED_INTO,
+    PLAIN,
+    Kind,
+    attributes_of,
+    has_attributes,
+    is_a,
+    is_heap_type,
+    kind_of,
+    mro_of,
+    own_of,
+)
 from dovetail.torch_compat.traced_numbers import is_traced
 
 
 @dataclass(frozen=True, slots=True)
+class FromPlace:
+    """The object that lies at a path when the program has run, before anything is put anywhere."""
+
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
 class New:
-    """A container that each run makes. keys: of a dictionary. number: equal for what is one object."""
+    """An object that each run makes. keys: of a dictionary, or names of attributes. number: one for each object."""
 
     kind: type
     parts: tuple[Tree, ...]
@@ -28,19 +52,29 @@ class New:
     number: int
 
 
-Tree: TypeAlias = "FromConstant | FromOutput | FromLeft | WithLook | Formatted | New"
+@dataclass(frozen=True, slots=True)
+class Again:
+    """A list, a dictionary or an object that is a part of itself."""
+
+    number: int
+
+
+Tree: TypeAlias = "FromConstant | FromPlace | FromOutput | FromLeft | WithLook | Formatted | New | Again"
 
 
 @dataclass(slots=True)
 class Handed:
-    """What one run hands out. results, left: see `CallPlan`. made: new containers that were made already, by number."""
+    """What one run hands out. results, left: see `CallPlan`. places: what lies where. made: new objects that were made
+    already, by number.
+    """
 
     results: Sequence[Any] = ()
     left: Sequence[Any] = ()
+    places: Mapping[Path, Any] = field(default_factory=dict)
     made: dict[int, Any] = field(default_factory=dict)
 
 
-_MOVED = CONTAINERS | LOOKED_INTO
+_BY_PLACE = CONTAINERS | LOOKED_INTO
 
 
 class NotMadeAgain(Exception):
@@ -50,16 +84,18 @@ class NotMadeAgain(Exception):
 class Trees:
     """Takes values of one recording apart.
 
-    are_moved: whether each call leaves new containers where it finds some: then an object that was there before is the
-    same one in no later call.
+    places: where objects lie that are handed on. unknown: objects that do not lie anywhere, as far as is known.
     """
 
-    def __init__(self, recording: StepRecording, is_known: Callable[[Any], bool]) -> None:
-        """is_known: whether an object was there before the step."""
-        self.are_moved = False
+    def __init__(self, recording: StepRecording, reachable: ReachableState, was_made: Callable[[Any], bool]) -> None:
+        """reachable: what was there before the step. was_made: whether the step has made an object."""
+        self.places: dict[Path, None] = {}
+        self.unknown: list[Any] = []
+        self._was_made = was_made
         self._recording = recording
-        self._is_known = is_known
-        self._made: dict[int, New] = {}
+        self._reachable = reachable
+        self._made: dict[int, New | Again] = {}
+        self._handed = set[int]()
         self._left: dict[int, FromOutput] = {}
         self._alive: list[Any] = []
 
@@ -70,29 +106,99 @@ class Trees:
             if id(value) not in self._left:
                 self._left[id(value)] = FromOutput(self._recording.keep(value))
             return self._left[id(value)]
-        kind = type(value)
-        is_plain = kind in PLAIN or kind_of(kind) is Kind.PLAIN or isinstance(value, Enum)
-        if not is_plain and self.are_moved and kind_of(kind) in _MOVED and self._is_known(value):
-            raise NotMadeAgain
-        if is_plain or self._is_known(value):
+        if type(value) in PLAIN or kind_of(type(value)) is Kind.PLAIN or isinstance(value, Enum):
             return FromConstant(value)
-        if id(value) in self._made:
-            return self._made[id(value)]
-        if kind in (list, dict) or is_a(value, tuple):
-            items = list(value.values()) if kind is dict else list(value)
-            keys = tuple(value) if kind is dict else ()
-            if any(is_traced(key) or isinstance(key, torch.Tensor) or self._recording.is_text(key) for key in keys):
+        if self._reachable.knows(value):
+            try:
+                return self.known(value) or FromConstant(value)
+            except NotMadeAgain:
+                if not is_a(value, tuple):
+                    raise
+        if id(value) not in self._made:
+            again = Again(len(self._made))
+            if not is_a(value, tuple):  # of which another one does
+                self.unknown.append(value)
+            self._made[id(value)] = again  # as long as its parts are looked at
+            keys, parts = self._parts(value)
+            self._made[id(value)] = New(type(value), tuple(map(self.of, parts)), keys, again.number)
+        made = self._made[id(value)]
+        if isinstance(made, Again) and is_a(value, tuple):  # which is made of its parts
+            raise NotMadeAgain
+        return made
+
+    def of_result(self, result: Any, leaves: Sequence[Any]) -> Tree | None:
+        """How a run makes what the step returns, where that shares objects with what it leaves, or holds one twice.
+
+        leaves: of the result, in order. None where it does not, or where it cannot be told.
+        """
+        met = list(_containers_in(result))
+        if len(set(map(id, met))) == len(met) and not any(id(item) in self._made for item in met):
+            return None
+        for number, leaf in enumerate(leaves):
+            self._left.setdefault(id(leaf), FromOutput(number))
+        try:
+            return self.of(result)
+        except NotMadeAgain:
+            return None
+
+    def hands_on(self, value: Any) -> bool:
+        """Whether a container, or one inside it, is left elsewhere too."""
+        return any(id(item) in self._handed or id(item) in self._made for item in _containers_in(value))
+
+    def known(self, value: Any) -> FromPlace | None:
+        """Where an object lies that was there before the step; None for those that are the same ones in every call.
+
+        Raises: NotMadeAgain for one that lies nowhere.
+        """
+        if kind_of(type(value)) not in _BY_PLACE:
+            return None
+        if not self._reachable.knows(value):
+            self.unknown += [] if is_a(value, tuple) else [value]
+            return None
+        path = self._reachable.path_to(value)
+        if path is None:
+            raise NotMadeAgain
+        self.places[path] = None
+        self._handed.add(id(value))
+        return FromPlace(path)
+
+    def _parts(self, value: Any) -> tuple[tuple[Any, ...], list[Any]]:
+        """Keys or names, and what they stand for, of an object that the step has made. Raises: NotMadeAgain."""
+        kind = type(value)
+        if kind is dict:
+            if any(is_traced(key) or isinstance(key, torch.Tensor) or self._recording.is_text(key) for key in value):
                 raise NotMadeAgain
-            made = New(kind, tuple(map(self.of, items)), keys, len(self._made))
-            self._made[id(value)] = made
-            return made
-        raise NotMadeAgain
+            return tuple(value), list(value.values())
+        if kind is list or is_a(value, tuple):
+            return (), list(value)
+        if not (is_made_of_attributes(kind) and self._was_made(value)):
+            raise NotMadeAgain
+        held = {**attributes_of(value)} if has_attributes(kind) else {}
+        for name, slot in _all_slots(kind).items():
+            with contextlib.suppress(AttributeError):  # it is not set
+                held[name] = slot.__get__(value)
+        return tuple(held), list(held.values())
+
+
+def _containers_in(value: Any) -> Iterator[Any]:
+    """A list, tuple or dictionary, and those inside it; one that is met twice is not looked into again."""
+    left, met = [value], set[int]()
+    while left:
+        item = left.pop()
+        if type(item) in (list, dict) or is_a(item, tuple):
+            if not is_a(item, tuple):
+                yield item
+            if id(item) not in met:
+                met.add(id(item))
+                left += dict.values(item) if type(item) is dict else item
 
 
 def grown(tree: Tree, run: Handed) -> Any:
     """The value of one run."""
     if isinstance(tree, FromConstant):
         return tree.value
+    if isinstance(tree, FromPlace):
+        return run.places[tree.path]
     if isinstance(tree, FromOutput):
         return run.results[tree.output]
     if isinstance(tree, FromLeft):
@@ -103,12 +209,45 @@ def grown(tree: Tree, run: Handed) -> Any:
     if isinstance(tree, Formatted):
         return tree.made(run.left)
     if tree.number not in run.made:
-        parts = [grown(part, run) for part in tree.parts]
-        if tree.kind is dict:
-            run.made[tree.number] = dict(zip(tree.keys, parts, strict=True))
+        assert isinstance(tree, New), "it was begun"
+        if issubclass(tree.kind, tuple):
+            run.made[tree.number] = _tuple_of(tree.kind, [grown(part, run) for part in tree.parts])
         else:
-            run.made[tree.number] = parts if tree.kind is list else _tuple_of(tree.kind, parts)
+            made = run.made[tree.number] = _base_of(tree.kind).__new__(tree.kind)
+            _fill(made, tree, [grown(part, run) for part in tree.parts])
     return run.made[tree.number]
+
+
+def _fill(made: Any, tree: New, parts: list[Any]) -> None:
+    """Let a new list, dictionary or object hold its parts."""
+    if tree.kind is list:
+        made += parts
+    elif tree.kind is dict:
+        made.update(zip(tree.keys, parts, strict=True))
+    else:
+        slots = _all_slots(tree.kind)
+        for name, part in zip(tree.keys, parts, strict=True):
+            if name in slots:
+                slots[name].__set__(made, part)
+            else:
+                attributes_of(made)[name] = part
+
+
+def is_made_of_attributes(kind: type) -> bool:
+    """Whether an object of a class is nothing but its attributes, and goes without a word (`__del__`)."""
+    is_object = kind_of(kind) is Kind.OBJECT and _base_of(kind) in (object, SimpleNamespace)
+    return is_object and not any("__del__" in own_of(owner) for owner in mro_of(kind))
+
+
+def _all_slots(kind: type) -> dict[str, Any]:
+    """The descriptors of a class's slots, whoever wrote the classes that it derives from."""
+    owned = [own_of(owner) for owner in reversed(mro_of(kind)) if is_heap_type(owner)]
+    return {name: x for table in owned for name, x in table.items() if type(x) is MemberDescriptorType}
+
+
+def _base_of(kind: type) -> Any:
+    """The first class under a class that code of Python's did not make."""
+    return next(owner for owner in mro_of(kind) if not is_heap_type(owner))
 
 
 def _tuple_of(kind: Any, parts: list[Any]) -> Any:

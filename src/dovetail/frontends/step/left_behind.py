@@ -27,13 +27,13 @@ from dovetail.frontends.step.hook_tables import HookTable
 from dovetail.frontends.step.kept import NotMadeAgain, Tree, Trees
 from dovetail.frontends.step.number_slots import NumberSlot
 from dovetail.frontends.step.reachable_state import ReachableState
-from dovetail.frontends.step.slot_changes import Change
+from dovetail.frontends.step.slot_changes import Change, differs_beyond, holds_the_same
 from dovetail.frontends.step.value_walk import OPTIMIZER, SCHEDULER
 from dovetail.ir.calling import FromConstant
 from dovetail.ir.program import Origin
 from dovetail.reach.contents import MISSING
 from dovetail.reach.reads import Reads
-from dovetail.reach.values import attributes_of, has_attributes, is_a, is_same
+from dovetail.reach.values import LOOKED_INTO, attributes_of, has_attributes, is_a, kind_of
 from dovetail.torch_compat.traced_numbers import as_plain, is_traced
 
 DRAW, PASS = "draw outside the step", "pass the drawn numbers"
@@ -65,15 +65,13 @@ def kept_if_used(recorder: StepRecorder, of_graphs: Sequence[Slot]) -> Iterator[
         raise
 
 
-_REPLACED = (list, dict)  # of which a step may leave new ones
-
-
 class LeftBehind:
     """What a step that was recorded has left in its reachable state.
 
     bound: slots in which the step leaves tensors, texts or containers, each with how a run makes them. filled:
     containers that it leaves larger or smaller, each with how a run makes what they hold. made: what it puts where
-    there was nothing. is_drawn, to be set: whether what was drawn from a generator is drawn by runs as well.
+    there was nothing. put: attributes that every run sets, by the identity of their `__dict__`. is_drawn, to be set:
+    whether what was drawn from a generator is drawn by runs as well.
     """
 
     def __init__(
@@ -102,6 +100,7 @@ class LeftBehind:
         self.filled: list[tuple[Path, Tree]] = []
         self.bound: list[tuple[Path, Tree]] = []
         self.made: list[Made] = []
+        self.put: set[tuple[int, Any]] = set()
         self._to_make: list[Change] = []
         self._decided: list[Change] = []
 
@@ -114,7 +113,6 @@ class LeftBehind:
         lifted = {number_slot.path for number_slot in self._numbers}
         made: dict[str, DovetailError] = {label: _hooked(label, line) for label, line in recording.hooked.items()}
         changes = self._reachable.changes()
-        trees.are_moved = any(type(x.old) in _REPLACED and x.slot is not None for x in changes)
         resized = self._resized(changes)
         gone = {(id(x.slot.item), x.slot.key) for x in changes if x.slot is not None and x.new is MISSING}
         known = {x.key for x in self._numbers if id(x.slot.container) not in resized} - gone - self._reshaped(changes)
@@ -172,6 +170,22 @@ class LeftBehind:
             except (NotMadeAgain, DovetailError):
                 raise StateToMake(error) from None
             self.made.append(Made(slot, self._reachable.path_of(slot), change.old, tree, error))
+        self._bind_what_is_alike(trees)
+
+    def _bind_what_is_alike(self, trees: Trees) -> None:
+        """The step has set some slots to what was there, or to the like of it. In later calls it may be something else,
+        or which object it is counts.
+        """
+        for table, name in self._overwritten:
+            slot = self._reachable.slot_in(table, name)
+            now = MISSING if slot is None else attributes_of(slot.container.owner).get(name, MISSING)
+            if slot is not None and now is not MISSING and (table, name) not in self.put:
+                self._bind(Change(slot, slot.label, now, now), trees)
+        for change in self._reachable.changes():
+            if change.slot is not None and _can_be_bound(change) and holds_the_same(change.old, change.new):
+                both = (change.old, change.new)
+                if any(map(trees.hands_on, both)) or len(self._reachable.holding(change.old)) > 1:
+                    self._bind(change, trees)
 
     def _is_turned_first(self, change: Change, slot: Slot) -> bool:
         """Whether a flag of an optimizer is turned, or something is decided that was open (None), for the first time: a
@@ -188,7 +202,7 @@ class LeftBehind:
             if number_slot.items:
                 inputs.setdefault(number_slot.key, set()).add(number_slot.items)
         slots = [(change, (id(change.slot.item), change.slot.key)) for change in changes if change.slot is not None]
-        return {key for change, key in slots if key in inputs and _differs_beyond(inputs[key], change.old, change.new)}
+        return {key for change, key in slots if key in inputs and differs_beyond(inputs[key], change.old, change.new)}
 
     def _of_inputs(
         self, recording: StepRecording, trees: Trees, known: Collection[tuple[int, Any]]
@@ -205,6 +219,10 @@ class LeftBehind:
                 yield number_slot, recording.leave(now)
             else:
                 self._bind(Change(number_slot.slot, number_slot.label, number_slot.shown, now), trees)
+
+    def misses(self, overwritten: Collection[tuple[int, str]]) -> bool:
+        """Whether more attributes were set before they were read than was known when this was made."""
+        return not set(overwritten) <= set(self._overwritten)
 
     def find_write_only(self) -> None:
         """Raises: ContainersWritten for containers that the step puts something into, and may not read."""
@@ -290,13 +308,14 @@ class LeftBehind:
             number_slot.write(number_slot.read())
         except (TypeError, AttributeError, LookupError) as error:
             raise self._refused(Change(slot, slot.label, MISSING, MISSING)) from error
+        self.put.add(number_slot.key)
         return number_slot
 
     def _is_harmless(self, change: Change) -> bool:
         """Whether a change is one that a library makes for itself, and that is none once the step is over."""
         if any(change.slot is not None and change.slot.item is s.__dict__ for _, s in self._reachable.schedulers):
             return True  # their calls are noted; what was put there is taken away
-        if change.slot is not None and _holds_the_same(change.old, change.new):
+        if change.slot is not None and holds_the_same(change.old, change.new):
             return True
         is_empty = isinstance(change.new, dict) and not change.new and isinstance(change.old, dict)
         owners = {id(scaler.__dict__) for _, scaler in self._reachable.scalers}
@@ -340,28 +359,6 @@ def _random_name(change: Change) -> str:
     return names.get(id(change.item), change.label)
 
 
-def _holds_the_same(old: Any, new: Any, depth: int = 8) -> bool:
-    """Whether a container was replaced by another one of Python's own that holds the same, no deeper than `depth`."""
-    if is_same(old, new):
-        return True
-    if type(old) is not type(new) or type(old) not in (dict, list, tuple, set) or len(old) != len(new) or not depth:
-        return False
-    if type(old) is set:
-        return set(map(id, old)) == set(map(id, new))
-    pairs = zip(old.values(), new.values(), strict=True) if type(old) is dict else zip(old, new, strict=True)
-    is_keyed_alike = type(old) is not dict or all(map(is_same, old, new))
-    return is_keyed_alike and all(_holds_the_same(a, b, depth - 1) for a, b in pairs)
-
-
-def _differs_beyond(inputs: Collection[tuple[int, ...]], old: Any, new: Any, at: tuple[int, ...] = ()) -> bool:
-    """Whether a value differs from an old one in more than parts of tuples that are inputs."""
-    if at in inputs:
-        return False
-    if is_a(old, tuple) and type(old) is type(new) and len(old) == len(new):
-        return any(_differs_beyond(inputs, a, b, (*at, n)) for n, (a, b) in enumerate(zip(old, new, strict=True)))
-    return not is_same(old, new)
-
-
 def _is_put(change: Change) -> bool:
     """Whether something was put into a plain container that is not simply another number."""
     slot = change.slot
@@ -377,12 +374,14 @@ def _can_be_bound(change: Change) -> bool:
     slot = change.slot
     if slot is None or isinstance(slot.container, HookTable):
         return False
+    if kind_of(type(change.new)) in LOOKED_INTO and _is_plain(change.old):  # what was open is decided
+        return False
     return _is_compared(change.old) and (is_traced(change.new) or _is_compared(change.new))
 
 
 def _is_compared(value: Any) -> bool:
     """Whether guards compare what a slot holds, so that a run may leave it there."""
-    is_container = isinstance(value, tuple) or type(value) in _REPLACED
+    is_container = isinstance(value, tuple) or type(value) in (list, dict) or kind_of(type(value)) in LOOKED_INTO
     return is_container or isinstance(value, torch.Tensor | Enum | torch.dtype | torch.device) or _is_plain(value)
 
 

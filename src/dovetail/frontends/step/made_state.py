@@ -19,7 +19,7 @@ from dovetail.execute.addresses import without_machine_code
 from dovetail.execute.needs import Needs
 from dovetail.execute.step import CompiledStepProgram
 from dovetail.frontends.step.containers import Path, Slot
-from dovetail.frontends.step.kept import Handed, New, Tree, grown
+from dovetail.frontends.step.kept import Again, FromPlace, Handed, New, Tree, grown
 from dovetail.frontends.step.recorded import Recorded
 from dovetail.frontends.step.same_recordings import run_beforehand
 from dovetail.ir.calling import FromConstant, FromInput, FromOutput, Look
@@ -128,15 +128,16 @@ class MadeState:
                 results[place] = rule.value
             else:
                 results[place] = tensors[place]
-        handed = Handed(results)
+        reachable = self._recorded.reachable
+        handed = Handed(results, places={path: reachable.slot(path).read() for path in self._recorded.places})
         for made in self._made:
             made.slot.write(grown(made.tree, handed))
 
     @property
     def turned(self) -> frozenset[Path]:
         """The flags that are turned, and what was open and is decided: the step may do so once and never again."""
-        found = (made for made in self._made if made.old is not MISSING and isinstance(made.tree, FromConstant))
-        return frozenset(made.path for made in found)
+        found = (made for made in self._made if isinstance(made.tree, FromConstant | FromPlace))
+        return frozenset(made.path for made in found if made.old is not MISSING)
 
     @property
     def paths(self) -> frozenset[Path]:
@@ -201,7 +202,7 @@ def _is_simple(tree: Tree) -> bool:
     """Whether it has no number or text that is computed, other than by results."""
     if isinstance(tree, New):
         return all(map(_is_simple, tree.parts))
-    return isinstance(tree, FromOutput | FromConstant)
+    return isinstance(tree, FromOutput | FromConstant | FromPlace | Again)
 
 
 def _is_plain(found: MadeTensor) -> bool:

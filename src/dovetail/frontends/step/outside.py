@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import datetime
 import functools
 import gc
 import os
@@ -18,10 +17,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from decimal import Decimal
-from enum import Enum
-from fractions import Fraction
-from pathlib import PurePath
 from typing import Any
 
 import torch
@@ -31,7 +26,6 @@ from dovetail.errors import DovetailError, UnsupportedStep
 from dovetail.frontends.step.containers import Slot
 from dovetail.ir.provenance import is_library_file
 from dovetail.reach.contents import Snapshot
-from dovetail.reach.values import PLAIN, Kind, is_a, kind_of
 from dovetail.torch_compat.fakes import is_fake
 
 _CLOCK = ("reads the time", "the program would keep the answer of its first run", "do so outside the step")
@@ -56,10 +50,6 @@ _REFUSED: tuple[tuple[Any, tuple[str, ...], tuple[str, str, str]], ...] = (
     (pickle, ("dump", "dumps", "load", "loads"), _SAVE),
     (torch, ("save", "load"), _SAVE),
 )
-_UNCHANGING = (
-    *PLAIN, Enum, slice, type(...), type(NotImplemented), torch.layout, torch.memory_format, torch.finfo, torch.iinfo,
-    Decimal, Fraction, PurePath, datetime.date, datetime.timedelta,
-)  # fmt: skip
 
 
 class Outside:
@@ -182,26 +172,3 @@ def _remembers(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         return key in table
     except TypeError:
         return False
-
-
-# --- results ------------------------------------------------------------------------------------------------------
-
-
-def refuse_new_objects(results: Iterable[Any], known: Callable[[Any], bool]) -> None:
-    """Refuse results that are neither tensors nor numbers nor plain, and that the step has made: it would be one.
-
-    known: whether an object was there before the step. Raises: UnsupportedStep.
-    """
-    for index, item in enumerate(results):
-        if not (_is_unchanging(item) or known(item)):
-            raise UnsupportedStep(
-                what=f"returns an object of class {type(item).__qualname__} that it makes (result {index})",
-                why="the program would return the same object in each call",
-                hint="return tensors and numbers, in tuples, lists, dictionaries or dataclasses",
-            )
-
-
-def _is_unchanging(item: Any) -> bool:
-    if is_a(item, (tuple, frozenset)):
-        return all(map(_is_unchanging, item))
-    return is_a(item, _UNCHANGING) or kind_of(type(item)) is Kind.PLAIN

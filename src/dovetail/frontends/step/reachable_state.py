@@ -18,10 +18,11 @@ import torch
 
 from dovetail.capture.ambient_modes import ambient_modes
 from dovetail.frontends.step.bound_slots import bound_slots
-from dovetail.frontends.step.containers import Container, Fixed, Path, Slot, leaf_slots
+from dovetail.frontends.step.containers import Container, Fixed, Path, Slot, Unordered, leaf_slots
 from dovetail.frontends.step.record import Record, record_of
 from dovetail.frontends.step.slot_changes import Change, changes_in
 from dovetail.frontends.step.source_locator import SourceLocator
+from dovetail.frontends.step.value_walk import SCHEDULER
 from dovetail.frontends.step.walk import Walk
 from dovetail.ir.program import Origin
 from dovetail.ir.provenance import is_library_file
@@ -148,6 +149,16 @@ class ReachableState:
             if id(value) in identities
         ]
 
+    def path_to(self, item: Any) -> Path | None:
+        """A path at which an object lay when this was made; None where none leads there alone."""
+        for slot in self.holding(item):
+            is_compared = slot.container.rank != SCHEDULER and slot.container.is_read(slot.key)
+            if is_compared and not isinstance(slot.container, Unordered):
+                first = self.slot(slot.path)  # of several with one path
+                if first.container is slot.container and first.key is slot.key:
+                    return slot.path
+        return None
+
     @property
     def generators(self) -> list[tuple[Slot, Any]]:
         """Random generators of Python and NumPy, with each slot that holds one."""
@@ -176,6 +187,14 @@ class ReachableState:
         for container in self._walk.containers:
             found.setdefault(container.path, []).append(container)
         return found
+
+    def slot_in(self, table: int, name: str) -> Slot | None:
+        """The slot of an attribute, also of one that is not there; None where its object is not looked into.
+
+        table: the identity of the object's `__dict__`.
+        """
+        container = self._walk.met.get(table)
+        return None if container is None else Slot(container, name)
 
     def path_of(self, slot: Slot) -> Path:
         """The path of a slot, also of one that came to be since this was made."""

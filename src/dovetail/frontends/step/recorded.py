@@ -14,17 +14,17 @@ from dovetail.frontends.step.containers import Path
 from dovetail.frontends.step.draws import Draws
 from dovetail.frontends.step.early_questions import EarlyQuestions
 from dovetail.frontends.step.guard import UNBOUND, StepCall, StepGuard
-from dovetail.frontends.step.host_calls import HostCall
 from dovetail.frontends.step.kept import Tree
 from dovetail.frontends.step.left_behind import Made
 from dovetail.frontends.step.memory import Accesses
+from dovetail.frontends.step.noted_calls import HostCall
 from dovetail.frontends.step.number_slots import NumberSlot
 from dovetail.frontends.step.program_inputs import changing, number_label, sources_of_numbers
 from dovetail.frontends.step.reachable_state import ReachableState
+from dovetail.frontends.step.results import Results
 from dovetail.frontends.step.runner import StepRunner
 from dovetail.frontends.step.tensor_kinds import Source, expected_tensors, kept_sources
 from dovetail.frontends.step.variant import StepVariant, bindings_to
-from dovetail.frontends.structure import Structure
 from dovetail.frontends.variant_cache import Variant
 from dovetail.ir.plan_inputs import renumbered
 from dovetail.pipeline.options import Options
@@ -40,9 +40,9 @@ class Recorded:
     call, reachable: what it was recorded with. sources: of the recording's tensors. slots, leaves: of the numbers that
     are inputs. kept: slots of tensors that are read like arguments; given: the arguments, and these tensors. lifted:
     all slots that are inputs. hyperparameters: those of them that seldom change. held: where each tensor of the
-    reachable state was held first, () for those that are only where others may be. writes, bound, filled, host_calls,
-    draws, write_only: see `StepRunner`. made: what the step puts where there was nothing. reads: see `StepGuard`.
-    asked: arguments that code asked for attributes by name. structure, count: of the results.
+    reachable state was held first, () for those that are only where others may be. writes, bound, filled, places,
+    host_calls, draws, write_only: see `StepRunner`. made: what the step puts where there was nothing.
+    reads: see `StepGuard`. asked: arguments that code asked for attributes by name.
     """
 
     call: StepCall
@@ -60,13 +60,13 @@ class Recorded:
     writes: list[tuple[NumberSlot, int]]
     bound: list[tuple[Path, Tree]]
     filled: list[tuple[Path, Tree]]
+    places: list[Path]
     host_calls: tuple[HostCall, ...]
     draws: Draws
     write_only: list[Path]
     reads: PythonGuard
     asked: frozenset[int]
-    structure: Structure
-    count: int
+    results: Results
     made: list[Made] = field(default_factory=list)
 
     def tied(self, name: str, options: Options) -> StepVariant:
@@ -117,10 +117,13 @@ class Recorded:
             numbers=sources_of_numbers(programs.numbers, self.slots, leaf_of, self.draws.taken),
             writes=[(number_slot.path, which) for number_slot, which in self.writes],
             host_calls=tuple(call for call in self.host_calls if not call.is_once),
-            result_structure=self.structure,
-            count=self.count,
+            result_structure=self.results.structure,
+            count=len(self.results.leaves),
             bound=[*self.bound, *((made.path, made.tree) for made in self.made)],
             filled=self.filled,
+            places=self.places,
+            returned=self.results.places,
+            whole=self.results.whole,
             write_only=self.write_only,
             draws=self.draws.made,
             drawn=self.draws.tensors.among(programs.constants),

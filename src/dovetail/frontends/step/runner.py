@@ -14,8 +14,8 @@ from dovetail.execute.step import CompiledStepProgram, NothingWritten
 from dovetail.frontends.step.containers import Path
 from dovetail.frontends.step.drawn_values import Draw, Drawn, Late, as_number
 from dovetail.frontends.step.guard import Bindings
-from dovetail.frontends.step.host_calls import HostCall
 from dovetail.frontends.step.kept import Handed, Tree, grown, refill
+from dovetail.frontends.step.noted_calls import HostCall
 from dovetail.frontends.step.schedulers import SchedulerState
 from dovetail.frontends.step.write_only import Put
 from dovetail.frontends.structure import Structure, unflatten
@@ -30,7 +30,9 @@ class StepRunner:
 
     count: of the step's results. takes: the source of each tensor input of the program; constants follow, then numbers:
     leaves of the arguments or slots. writes: slots, and which value that the step leaves is put there. bound: slots,
-    and how what is put there is made. filled: containers, and how what they hold is made. write_only: containers that
+    and how what is put there is made. filled: containers, and how what they hold is made. places: of objects that are
+    handed on. returned: of those that are results, by their number.
+    whole: how the result is made, where it shares new objects with what is left. write_only: containers that
     the step only puts things into. draws: what is made before each run, of random numbers outside torch. drawn:
     constants that are made so, by their place. left_modes: of torch, that each run leaves so. next_calls: what the next
     run calls, and no other, in place of host_calls: those and others that depend on nothing. takes_turns: two threads
@@ -47,6 +49,9 @@ class StepRunner:
     count: int
     bound: list[tuple[Path, Tree]] = field(default_factory=list)
     filled: list[tuple[Path, Tree]] = field(default_factory=list)
+    places: list[Path] = field(default_factory=list)
+    returned: Mapping[int, Path] = field(default_factory=dict)
+    whole: Tree | None = None
     write_only: list[Path] = field(default_factory=list)
     draws: list[Draw] = field(default_factory=list)
     drawn: dict[int, int] = field(default_factory=dict)
@@ -85,12 +90,22 @@ class StepRunner:
             if held is not None:
                 held.put_back()
             raise
+        places = {path: read() for path, read in bindings.places}
+        run = self._handed(handed, places)
         if self._leaves_more or self.next_calls is not None:
-            known = len(self.program.plan.outputs)
-            self._leave(Handed(handed[:known], handed[known:]), bindings)
+            self._leave(run, bindings)
         if self.left_modes:
             set_switches(self.left_modes)
+        if self.whole is not None:
+            return grown(self.whole, run)
+        if self.returned:
+            results = [places[self.returned[n]] if n in self.returned else handed[n] for n in range(self.count)]
+            return unflatten(results, self.result_structure)
         return unflatten(list(handed[: self.count]), self.result_structure)
+
+    def _handed(self, handed: Sequence[Any], places: Mapping[Path, Any]) -> Handed:
+        known = len(self.program.plan.outputs)
+        return Handed(handed[:known], handed[known:], places)
 
     def _step_schedulers(self, leaves: Sequence[Any], bindings: Bindings) -> dict[int, Any]:
         """Step schedulers before a run. Gives the numbers that are read before and after that, by their place."""

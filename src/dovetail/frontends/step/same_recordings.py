@@ -24,7 +24,8 @@ import torch
 from dovetail.capture.step_sharded import MadeSharded
 from dovetail.capture.step_tensors import MadeTensor
 from dovetail.frontends.step.drawn_values import is_same_result, kind_of_result
-from dovetail.frontends.step.host_calls import HostCall
+from dovetail.frontends.step.kept import FromPlace
+from dovetail.frontends.step.noted_calls import HostCall
 from dovetail.frontends.step.recorded import Recorded
 from dovetail.frontends.step.write_only import Put
 from dovetail.ir.calling import FromConstant, GradientExit
@@ -229,8 +230,8 @@ def _leave_the_same(pairs: _Pairs, first: Recorded, later: Recorded) -> bool:
     exits = {place: found for place, found in zip(tensors, other.exits, strict=True) if place >= 0}
     is_bare = all(found is GradientExit.NONE for place, found in zip(tensors, other.exits, strict=True) if place < 0)
     is_same = (
-        first.structure == later.structure
-        and first.count == later.count
+        first.results.structure == later.results.structure
+        and len(first.results.leaves) == len(later.results.leaves)
         and is_bare
         and pairs.alike(list(map(_plain, one.exits)), [_plain(exits[n]) for n in range(len(one.tensors))])
         and not (one.moves or other.moves)
@@ -239,13 +240,17 @@ def _leave_the_same(pairs: _Pairs, first: Recorded, later: Recorded) -> bool:
         and pairs.alike(one.flags, list(map(plain, other.flags)))
         and one.left_modes == other.left_modes
         and first.write_only == later.write_only
+        and first.results.places == later.results.places
+        and pairs.alike(first.results.whole, later.results.whole)
     )
     return is_same and _put_the_same(pairs, first, later)
 
 
 def _put_the_same(pairs: _Pairs, first: Recorded, later: Recorded) -> bool:
     written = [[(slot.path, which) for slot, which in x.writes] for x in (first, later)]
-    made = {x.path: x.tree for x in first.made if isinstance(x.tree, FromConstant)}  # is there before either runs
+    made = {
+        x.path: x.tree for x in first.made if isinstance(x.tree, FromConstant | FromPlace)
+    }  # is there before either runs
     return (
         written[0] == written[1]
         and pairs.alike(first.bound, [(path, tree) for path, tree in later.bound if path not in made])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,3 +74,25 @@ def _by_identity(items: list[Any]) -> dict[Hashable, Any]:
 def _token(key: Any) -> Hashable:
     """A key that stands for a key, without running code of the user's."""
     return plain_key(key) if type(key) in PLAIN else id(key)
+
+
+def holds_the_same(old: Any, new: Any, depth: int = 8) -> bool:
+    """Whether a container was replaced by another one of Python's own that holds the same, no deeper than `depth`."""
+    if is_same(old, new):
+        return True
+    if type(old) is not type(new) or type(old) not in (dict, list, tuple, set) or len(old) != len(new) or not depth:
+        return False
+    if type(old) is set:
+        return set(map(id, old)) == set(map(id, new))
+    pairs = zip(old.values(), new.values(), strict=True) if type(old) is dict else zip(old, new, strict=True)
+    is_keyed_alike = type(old) is not dict or all(map(is_same, old, new))
+    return is_keyed_alike and all(holds_the_same(a, b, depth - 1) for a, b in pairs)
+
+
+def differs_beyond(inputs: Collection[tuple[int, ...]], old: Any, new: Any, at: tuple[int, ...] = ()) -> bool:
+    """Whether a value differs from an old one in more than parts of tuples that are inputs."""
+    if at in inputs:
+        return False
+    if is_a(old, tuple) and type(old) is type(new) and len(old) == len(new):
+        return any(differs_beyond(inputs, a, b, (*at, n)) for n, (a, b) in enumerate(zip(old, new, strict=True)))
+    return not is_same(old, new)

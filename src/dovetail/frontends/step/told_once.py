@@ -6,8 +6,8 @@ recording alone: neither later ones nor runs in eager mode come to it again.
 
 from __future__ import annotations
 
-from dovetail.frontends.step.host_calls import HostCall
 from dovetail.frontends.step.kept import Handed
+from dovetail.frontends.step.noted_calls import HostCall
 from dovetail.frontends.step.runner import StepRunner
 
 
