@@ -1,7 +1,7 @@
 """Random programs that hand objects on: attributes, lists and dictionaries that exchange what they hold.
 
 Between the calls the user's code puts other objects there. What is compared is which object lies where, and what the
-tensors hold.
+tensors hold. Host calls come last: they see objects as they are when the step has ended.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class State:
 def followed(seed: int, wrap: Callable[[Any], Any]) -> tuple[list[Any], str]:
     """What a random program leaves in each call, up to one that is refused. Also the program, with the refusal."""
     rng = random.Random(seed)
-    lines = [rng.choice(_LINES) for _ in range(rng.randint(1, 5))]
+    lines = sorted((rng.choice(_LINES) for _ in range(rng.randint(1, 5))), key=lambda line: line.startswith("told"))
     between = {n: rng.choice(_BETWEEN) for n in range(2, CALLS) if rng.random() < 0.4}
     text, name = "\n ".join(["def step(x):", "r = []", *lines, "return r"]) + "\n", f"<objects {seed}>"
     linecache.cache[name] = (len(text), None, text.splitlines(True), name)

@@ -14,6 +14,7 @@ from dovetail.errors import UnsupportedInputMutation
 from dovetail.ir.program import Meta, Node, Operand, Phase, TensorMeta, Value
 from dovetail.ops.facts import may_resize
 from dovetail.torch_compat.dispatch import Overload, overloads, schema_of, storage_key
+from dovetail.torch_compat.fakes import is_fake
 
 
 class MovesTensors(ABC):
@@ -59,6 +60,10 @@ class MovesTensors(ABC):
     def is_given(self, value: Value) -> bool:
         """Whether its memory was there before."""
         return value.tensor.storage in self._given
+
+    def has_made(self, tensor: torch.Tensor) -> bool:
+        """Whether the memory of a tensor was not there before."""
+        return is_fake(tensor) and not self.is_given(self.value_of(tensor))
 
     def described(self, tensor: torch.Tensor, *, on_new_storage: bool) -> TensorMeta:
         """What a tensor is like now."""

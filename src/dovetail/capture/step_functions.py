@@ -50,8 +50,8 @@ class StepFunctions(TorchFunctionMode):
 
     cleared: ids of tensors whose `.grad` was set to None, each with whether the step had asked about numbers before.
     asked: ids of tensors whose `.grad` was asked for before, other than to clear it. hooked: of those that got a hook,
-    with the last such line. refusals: errors raised. of_graphs: labels of tensors of graphs from before, by id: what
-    stands for them has no graph.
+    with the last such line. has_made, to be set: whether the step has made a tensor's memory. refusals: errors raised.
+    of_graphs: labels of tensors of graphs from before, by id: what stands for them has no graph.
     """
 
     def __init__(
@@ -76,6 +76,7 @@ class StepFunctions(TorchFunctionMode):
         self._on_gradient = on_gradient
         self._number_for = number_for
         self._look_at = look_at
+        self.has_made: Callable[[torch.Tensor], bool] = _never
         self._text_of = text_of
         self._token_for = token_for
         self._has_asked = has_asked
@@ -92,7 +93,7 @@ class StepFunctions(TorchFunctionMode):
         """The step has run: forget who was to be asked."""
         self._token_for, self._text_of, self._look_at, self._has_asked = float, _no_text, do_nothing, bool
         self._number_for, self._on_gradient, self._set_data = do_nothing, do_nothing, _never
-        self._dtype_of_numpy = _no_text
+        self._dtype_of_numpy, self.has_made = _no_text, _never
         self.refusals.clear()  # their frames hold the recording
 
     def __torch_function__(
@@ -126,7 +127,11 @@ class StepFunctions(TorchFunctionMode):
             self._refuse("turns a tensor into Python objects", hint)
         if func in _AS_TEXT:
             return self._as_text(func, args)
-        if asks_where_or_how_often(func) and not is_library_file(sys._getframe(1).f_code.co_filename):
+        if (
+            asks_where_or_how_often(func)
+            and not is_library_file(sys._getframe(1).f_code.co_filename)
+            and (func is torch.Tensor.data_ptr or not self.has_made(args[0]))
+        ):
             self._refuse("reads a tensor's address or version counter", "do so outside the step")
         made = self._made_of_numbers(func, args, keywords)
         if made is not None:

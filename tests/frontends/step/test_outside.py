@@ -6,6 +6,7 @@ import contextvars
 import functools
 import io
 import os
+import pickle
 import signal
 import time
 import types
@@ -123,11 +124,32 @@ class _Metrics:
     def __init__(self, loss: Tensor) -> None:
         self.loss = loss
 
+    def __del__(self) -> None: ...
+
 
 _VARIABLE = contextvars.ContextVar("variable", default=1.0)
 _HELD = {"scale": 1.0}
 _TABLE = types.MappingProxyType(_HELD)
 _FILE = io.StringIO()
+
+
+def test_plain_values_are_pickled_and_versions_of_new_tensors_are_told() -> None:
+    """Libraries use the one as keys of what they remember, and the other to see whether that is still right."""
+    options: dict[Any, Any] = {}
+
+    def loss_of(net: Any, x: Tensor) -> Any:
+        y = net(x) * 2
+        before = y._version, y[0]._version
+        y.detach().mul_(0.5).add_(1)
+        versions = (*before, y._version, y.sum()._version)
+        return y.sum(), pickle.dumps(options), versions, pickle.dumps({"n": len(options)}, protocol=2)
+
+    def run(compiled: bool) -> list[Any]:
+        options.clear()
+        options.update({"rows": [1, 2.5, None, "a"], (1, 2): {True, b"b"}})
+        return _run(loss_of, compiled, lambda k: options.update(rows=[k // 2]))
+
+    _assert_same(run(True), run(False))
 
 
 @pytest.mark.parametrize(
@@ -138,6 +160,11 @@ _FILE = io.StringIO()
         lambda net, x: (net(x).sum(), lambda: net(x)),
         lambda net, x: (net(x).sum(), time.perf_counter()),
         lambda net, x: (net(x).sum(), _FILE.write("a step")),
+        lambda net, x: (net(x).sum(), pickle.dumps(net(x))),
+        lambda net, x: (net(x).sum(), pickle.dumps([net(x).sum().item()])),
+        lambda net, x: (net(x).sum(), pickle.dumps({"text": f"{net(x).sum().item():.2f}"})),
+        lambda net, x: (net(x).sum(), (net(x) * 2).data_ptr()),
+        lambda net, x: (net(x).sum(), net[0].weight.detach()[0]._version),
         lambda net, x: (net(x).sum(), torch.save(net.state_dict(), io.BytesIO())),
         lambda net, x: (net(x).sum(), x.data_ptr()),
         lambda net, x: (net(x).sum(), net[0].weight._version),

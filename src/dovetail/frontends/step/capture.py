@@ -111,9 +111,8 @@ class StepCapture:
         self._shown = list(call.leaves)
         self._results: Results | None = None
         self._asked = [default_group, *map(_giving, reachable.others)]
-        self._not_guarded: list[Any] = []
         self._fully_sharded = found_among(module for _, module in reachable.modules)
-        self._elsewhere: list[ReadChange] = []
+        self._elsewhere, self._not_guarded = list[ReadChange](), list[Any]()
         self._watcher = Watcher(
             refuses_draws=False, line_of=reachable.line_naming, stand_ins=StandIns(numbers=not reachable.asks_types)
         )
@@ -189,14 +188,14 @@ class StepCapture:
         texts.asks_whole_numbers = self.asks_texts
         self._texts = texts
         with self._undone(), kept_if_used(recording.recorder, self._of_graphs):
-            outside = Outside(recording.origins, self._reachable.slots)
+            outside = Outside(recording.origins, self._reachable.slots, texts.hold)
             try:
                 recording.run(self._run, self._around(recording, found.matrices, hosts, outside))
                 self._write_only.refuse_after()
                 late.end()
                 newly = overwritten(self._watcher.reads, self._reachable)
                 left = LeftBehind(self._reachable, self._numbers, self.lifted, newly, self._also_read, self._turned)
-                left.is_drawn = self._draws.explain
+                left.is_drawn, left.write_only = self._draws.explain, self._write_only.paths
                 left.find_write_only()
                 check_texts(recording.recorder)
             except DovetailError as error:
@@ -302,7 +301,8 @@ class StepCapture:
 
     def _run(self) -> list[Any]:
         args, kwargs = unflatten(self._shown, self._call.structure)
-        self._results = Results(self._call.step(*args, **kwargs), self._reachable.knows, self._call.leaves)
+        result, given = self._call.step(*args, **kwargs), self._call.leaves
+        self._results = Results(result, self._reachable.knows, given, self._write_only.look_at)
         if changes((args, kwargs), self._shown, self._call.structure):
             raise refused_change("a container among its arguments")
         return self._results.leaves

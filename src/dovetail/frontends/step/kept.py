@@ -126,13 +126,19 @@ class Trees:
             raise NotMadeAgain
         return made
 
-    def of_result(self, result: Any, leaves: Sequence[Any]) -> Tree | None:
+    def note_containers(self, value: Any) -> None:
+        """A value is left elsewhere too."""
+        self._handed.update(map(id, _containers_in(value)))
+
+    def of_result(self, result: Any, leaves: Sequence[Any], *, is_made: bool) -> Tree | None:
         """How a run makes what the step returns, where that shares objects with what it leaves, or holds one twice.
 
-        leaves: of the result, in order. None where it does not, or where it cannot be told.
+        leaves: of the result, in order. is_made: whether it has objects that are made in any case. None where it shares
+        nothing, or where it cannot be told.
         """
         met = list(_containers_in(result))
-        if len(set(map(id, met))) == len(met) and not any(id(item) in self._made for item in met):
+        is_shared = len(set(map(id, met))) < len(met) or any(id(item) in self._made for item in met)
+        if not (is_made or is_shared):
             return None
         for number, leaf in enumerate(leaves):
             self._left.setdefault(id(leaf), FromOutput(number))
@@ -161,6 +167,11 @@ class Trees:
         self.places[path] = None
         self._handed.add(id(value))
         return FromPlace(path)
+
+    def handed(self, value: Any) -> Tree:
+        """How a run finds or makes what it hands to Python code, neither a tensor nor a number. Raises: NotMadeAgain."""
+        place = self.known(value)
+        return place or (self.of(value) if kind_of(type(value)) is Kind.OBJECT else FromConstant(value))
 
     def _parts(self, value: Any) -> tuple[tuple[Any, ...], list[Any]]:
         """Keys or names, and what they stand for, of an object that the step has made. Raises: NotMadeAgain."""

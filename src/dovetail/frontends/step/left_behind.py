@@ -70,8 +70,8 @@ class LeftBehind:
 
     bound: slots in which the step leaves tensors, texts or containers, each with how a run makes them. filled:
     containers that it leaves larger or smaller, each with how a run makes what they hold. made: what it puts where
-    there was nothing. put: attributes that every run sets, by the identity of their `__dict__`. is_drawn, to be set:
-    whether what was drawn from a generator is drawn by runs as well.
+    there was nothing. put: attributes that every run sets, by the identity of their `__dict__`. To be
+    set: is_drawn: whether what was drawn from a generator is drawn by runs as well. write_only: containers that are.
     """
 
     def __init__(
@@ -97,6 +97,7 @@ class LeftBehind:
         self._also_read = also_read
         self._turned = turned
         self.is_drawn: Callable[[Any], bool] = lambda _: False
+        self.write_only: Sequence[Path] = ()
         self.filled: list[tuple[Path, Tree]] = []
         self.bound: list[tuple[Path, Tree]] = []
         self.made: list[Made] = []
@@ -183,8 +184,9 @@ class LeftBehind:
                 self._bind(Change(slot, slot.label, now, now), trees)
         for change in self._reachable.changes():
             if change.slot is not None and _can_be_bound(change) and holds_the_same(change.old, change.new):
-                both = (change.old, change.new)
-                if any(map(trees.hands_on, both)) or len(self._reachable.holding(change.old)) > 1:
+                is_shared = any(map(trees.hands_on, (change.old, change.new)))
+                is_elsewhere = len(self._reachable.holding(change.old)) > 1
+                if is_shared or is_elsewhere or change.slot.path in self.write_only:
                     self._bind(change, trees)
 
     def _is_turned_first(self, change: Change, slot: Slot) -> bool:

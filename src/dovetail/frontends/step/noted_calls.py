@@ -60,14 +60,17 @@ class HostCall:
             self.make(Handed())
 
     def placed(self, trees: Trees) -> tuple[Tree, ...]:
-        """The arguments, those that were there before by where they lie. Raises: UnsupportedStep."""
+        """The arguments: what was there before by where it lies, objects that the step makes by what they are made of.
+
+        Raises: UnsupportedStep.
+        """
         try:
-            return tuple((isinstance(x, FromConstant) and trees.known(x.value)) or x for x in self.arguments)
+            return tuple(trees.handed(x.value) if isinstance(x, FromConstant) else x for x in self.arguments)
         except NotMadeAgain:
             raise UnsupportedStep(
-                what="gives an object to code that is called after the program, and nothing shows where it lies",
-                why="a later call may find another one there",
-                hint="hold it in an attribute, a list or a dictionary",
+                what="gives an object to code that is called after the program, and no run makes or finds another one",
+                why="a later call may have another one in its place",
+                hint="give it tensors, numbers and containers of these, or hold it in an attribute, a list or a dictionary",
                 origin=self.origin,
             ) from None
 

@@ -26,6 +26,7 @@ from dovetail.errors import DovetailError, UnsupportedStep
 from dovetail.frontends.step.containers import Slot
 from dovetail.ir.provenance import is_library_file
 from dovetail.reach.contents import Snapshot
+from dovetail.reach.values import PLAIN
 from dovetail.torch_compat.fakes import is_fake
 
 _CLOCK = ("reads the time", "the program would keep the answer of its first run", "do so outside the step")
@@ -36,6 +37,7 @@ _FILE = (
     "do so outside the step",
 )
 _SAVE = ("saves or loads objects", "tensors have no data while the step is captured", "do so after the step")
+_DUMPS = pickle.dumps
 _REFUSED: tuple[tuple[Any, tuple[str, ...], tuple[str, str, str]], ...] = (
     (
         time,
@@ -59,11 +61,12 @@ class Outside:
     it was called in eager mode it does.
     """
 
-    def __init__(self, origins: OriginTracker, slots: Sequence[Slot]) -> None:
-        """slots: slots of what the step's code reaches."""
+    def __init__(self, origins: OriginTracker, slots: Sequence[Slot], is_data: Callable[[Any], bool]) -> None:
+        """slots: slots of what the step's code reaches. is_data: whether a text, or one in a value, tells data."""
         self.refusals: list[DovetailError] = []
         self.to_fill: list[DovetailError] = []
         self._origins = origins
+        self._is_data = is_data
         self._slots = slots
         self._thread = threading.get_ident()
 
@@ -92,6 +95,8 @@ class Outside:
         def call(*args: Any, **kwargs: Any) -> Any:
             is_ours = threading.get_ident() == self._thread
             if not is_ours or is_library_file(sys._getframe(1).f_code.co_filename):
+                return function(*args, **kwargs)
+            if function is _DUMPS and args and _is_plain(args[0]) and not self._is_data(args[0]):
                 return function(*args, **kwargs)
             error = UnsupportedStep(what=what, why=why, hint=hint, origin=self._origins.here())
             self.refusals.append(error)
@@ -131,6 +136,13 @@ class Outside:
             return function(*args, **kwargs)
 
         return call
+
+
+def _is_plain(item: Any) -> bool:
+    """Whether a value is nothing but lists, dictionaries and the like of Python's own, and plain values in them."""
+    if type(item) is dict:
+        return all(map(_is_plain, item)) and all(map(_is_plain, item.values()))
+    return all(map(_is_plain, item)) if type(item) in (list, tuple, set, frozenset) else type(item) in PLAIN
 
 
 def forget_new_results(functions: Iterable[Any], before: Snapshot) -> None:

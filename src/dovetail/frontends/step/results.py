@@ -14,7 +14,7 @@ import torch
 
 from dovetail.errors import UnsupportedStep
 from dovetail.frontends.step.containers import Path
-from dovetail.frontends.step.kept import NotMadeAgain, Tree, Trees
+from dovetail.frontends.step.kept import NotMadeAgain, Tree, Trees, is_made_of_attributes
 from dovetail.frontends.structure import Structure, flatten
 from dovetail.reach.values import PLAIN, Kind, is_a, kind_of
 from dovetail.torch_compat.traced_numbers import is_traced
@@ -28,14 +28,19 @@ _UNCHANGING = (
 class Results:
     """The results of one recording.
 
-    leaves: tensors, numbers and the rest, in order. structure: how they are put together. places, whole: see
-    `StepRunner`, once `settle` was called.
+    leaves: tensors, numbers and the rest, in order, None for objects that each run makes. structure: how they are put
+    together. places, whole: see `StepRunner`, once `settle` was called.
     """
 
-    def __init__(self, result: Any, is_known: Callable[[Any], bool], given: Sequence[Any]) -> None:
-        """result: what the step has returned. is_known: whether an object was there before. given: arguments.
-
-        Raises: UnsupportedStep for an object that the step has made.
+    def __init__(
+        self,
+        result: Any,
+        is_known: Callable[[Any], bool],
+        given: Sequence[Any],
+        look_at: Callable[[Sequence[Any]], None],
+    ) -> None:
+        """result: what the step has returned. is_known: whether an object was there before. given: arguments. look_at:
+        gets what is neither a tensor nor a number. Raises: UnsupportedStep for an object of which no run makes another.
         """
         self._result = result
         self.leaves: list[Any]
@@ -43,9 +48,14 @@ class Results:
         self.leaves, self.structure = flatten(result, lambda item: _may_change(item) and is_known(item))
         self.places: dict[int, Path] = {}
         self.whole: Tree | None = None
-        is_data = (isinstance(item, torch.Tensor) or is_traced(item) for item in self.leaves)
-        self._plain = {n: item for (n, item), skip in zip(enumerate(self.leaves), is_data, strict=True) if not skip}
-        _refuse_new(self._plain, lambda item: is_known(item) or any(item is other for other in given))
+        self._plain = {n: x for n, x in enumerate(self.leaves) if not (isinstance(x, torch.Tensor) or is_traced(x))}
+        look_at(list(self._plain.values()))
+        new = {n: x for n, x in self._plain.items() if not is_known(x) and not any(x is other for other in given)}
+        self._made = {n: x for n, x in new.items() if is_made_of_attributes(type(x))}
+        _refuse_new({n: x for n, x in new.items() if n not in self._made})
+        for number in self._made:
+            self.leaves[number] = None
+            del self._plain[number]
 
     def settle(self, trees: Trees) -> None:
         """Find out where results lie that were there before. Raises: UnsupportedStep where nothing shows that."""
@@ -53,26 +63,26 @@ class Results:
             try:
                 place = trees.known(item)
             except NotMadeAgain:
-                _refuse_new({number: item}, lambda _: False)
+                _refuse_new({number: item})
             else:
                 self.places.update({} if place is None else {number: place.path})
+        trees.note_containers(self._result)
 
     def settle_new(self, trees: Trees) -> None:
-        """Find out what is shared with what the step leaves, all of which is known by now."""
-        self.whole = trees.of_result(self._result, self.leaves)
+        """Find out what is shared with what the step leaves, all of which is known by now. Raises: UnsupportedStep."""
+        self.whole = trees.of_result(self._result, self.leaves, is_made=bool(self._made))
+        if self.whole is None:
+            _refuse_new(self._made)
 
 
 def _may_change(item: Any) -> bool:
     return not isinstance(item, torch.Tensor | tuple)
 
 
-def _refuse_new(results: Mapping[int, Any], known: Callable[[Any], bool]) -> None:
-    """Refuse results that are neither tensors nor numbers nor plain, and that the step has made: it would be one.
-
-    results: by their number. known: whether an object was there before the step. Raises: UnsupportedStep.
-    """
+def _refuse_new(results: Mapping[int, Any]) -> None:
+    """Refuse results, by their number, that are neither tensors nor numbers nor plain. Raises: UnsupportedStep."""
     for index, item in results.items():
-        if not (_is_unchanging(item) or known(item)):
+        if not is_unchanging(item):
             raise UnsupportedStep(
                 what=f"returns an object of class {type(item).__qualname__} that it makes (result {index})",
                 why="the program would return the same object in each call",
@@ -80,7 +90,8 @@ def _refuse_new(results: Mapping[int, Any], known: Callable[[Any], bool]) -> Non
             )
 
 
-def _is_unchanging(item: Any) -> bool:
+def is_unchanging(item: Any) -> bool:
+    """Whether a value is plain, or one that never changes, or a tuple or frozenset of such."""
     if is_a(item, (tuple, frozenset)):
-        return all(map(_is_unchanging, item))
+        return all(map(is_unchanging, item))
     return is_a(item, _UNCHANGING) or kind_of(type(item)) is Kind.PLAIN
