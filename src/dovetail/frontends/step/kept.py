@@ -169,7 +169,7 @@ class Trees:
         return FromPlace(path)
 
     def handed(self, value: Any) -> Tree:
-        """How a run finds or makes what it hands to Python code, neither a tensor nor a number. Raises: NotMadeAgain."""
+        """How a run finds, or makes, an object that it hands to Python code. Raises: NotMadeAgain."""
         place = self.known(value)
         return place or (self.of(value) if kind_of(type(value)) is Kind.OBJECT else FromConstant(value))
 

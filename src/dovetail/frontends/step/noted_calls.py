@@ -70,7 +70,7 @@ class HostCall:
             raise UnsupportedStep(
                 what="gives an object to code that is called after the program, and no run makes or finds another one",
                 why="a later call may have another one in its place",
-                hint="give it tensors, numbers and containers of these, or hold it in an attribute, a list or a dictionary",
+                hint="give it tensors and numbers, in containers; or hold it in an attribute, a list or a dictionary",
                 origin=self.origin,
             ) from None
 
