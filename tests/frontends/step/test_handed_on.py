@@ -336,6 +336,38 @@ def test_host_calls_get_the_objects_of_their_call(given: str) -> None:
     assert run(dovetail.compile_step) == run(lambda step: step)
 
 
+@pytest.mark.parametrize("is_read", [False, True], ids=["stepped after the program", "stepped before it"])
+def test_a_scheduler_that_was_replaced_is_not_stepped(is_read: bool) -> None:
+    def run(wrap: Callable[[Any], Any]) -> list[Any]:
+        torch.manual_seed(0)
+        net = nn.Linear(3, 2)
+        s = SimpleNamespace(net=net, opt=torch.optim.SGD(net.parameters(), 0.1))
+        s.schedule = torch.optim.lr_scheduler.StepLR(s.opt, 1, 0.5)
+
+        def step(x: torch.Tensor) -> Any:
+            loss = s.net(x).square().mean()
+            s.opt.zero_grad()
+            loss.backward()
+            s.opt.step()
+            s.schedule.step()
+            return loss.detach(), s.opt.param_groups[0]["lr"] if is_read else 0
+
+        compiled, seen = wrap(step), []
+        for n in range(2 * CALLS):
+            if n == 3:
+                s.schedule = torch.optim.lr_scheduler.StepLR(s.opt, 1, 0.9)
+            if n == 5:
+                s.opt = torch.optim.SGD(net.parameters(), 0.2)
+                s.schedule = torch.optim.lr_scheduler.StepLR(s.opt, 2, 0.7)
+            if n == 7:
+                vars(s).update(copy.deepcopy(vars(s)))
+            result = compiled(X[n % CALLS])
+            seen.append((_shown(result, {}), s.opt.param_groups[0]["lr"], s.schedule.last_epoch))
+        return seen
+
+    assert run(dovetail.compile_step) == run(lambda step: step)
+
+
 def test_a_container_that_changes_after_a_host_call_is_given_as_it_was() -> None:
     heard = []
     told = dovetail.host_call(lambda items: heard.append(list(items)))

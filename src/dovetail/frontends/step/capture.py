@@ -212,7 +212,7 @@ class StepCapture:
             hosts.settle(trees)
             left.make(trees)  # last: what comes before is numbered as in a recording that makes nothing
             self._results.settle_new(trees)
-        reads = self._guard(left, trees.unknown)
+        reads = self._guard(left, trees.unknown, late)
         self._draws.check()
         programs = recording.programs(name, keep_gradients=self._options.keep_grads)
         used = map(recording.value_of_number, programs.numbers)
@@ -329,7 +329,7 @@ class StepCapture:
         for refusal in outside.refusals:
             raise refusal
 
-    def _guard(self, left: LeftBehind, unknown: Sequence[Any]) -> PythonGuard:
+    def _guard(self, left: LeftBehind, unknown: Sequence[Any], late: LateNumbers) -> PythonGuard:
         """What compares what the code read besides the reachable state, or set to what was there already.
 
         unknown: see `Trees`. Raises: MoreIsRead where it has set, or handed on, what was not looked at.
@@ -337,7 +337,7 @@ class StepCapture:
         for item in self._reachable.late:
             self._ask_before_runs(_giving(item))
         is_set = overwritten(self._watcher.reads, self._reachable)
-        if left.misses(is_set) or any(map(self._reachable.knows, unknown)):
+        if left.misses(is_set) or any(map(self._reachable.knows, unknown)) or late.misses(self._reachable.slots):
             raise MoreIsRead
         return self._watcher.guard(self._compared() - (is_set - left.put), self._not_guarded)
 

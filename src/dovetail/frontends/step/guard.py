@@ -43,6 +43,7 @@ class Bindings:
     writes: where numbers that the step leaves are put, in order. kept: how tensors that calls replace are read. binds:
     where what else the step leaves is put. containers: that the step only puts things into.
     filled: containers that hold something else after each run. places: how to read what is handed on.
+    schedulers: of the calls after, or before, each run.
     sources: of each draw. held: how to read what is read before each run. early, late: if schedulers are stepped
     before a run: places among `reads` of what is read before that; of what is read after which call, with how to read
     it.
@@ -57,6 +58,7 @@ class Bindings:
     containers: list[Any] = field(default_factory=list)
     filled: list[Any] = field(default_factory=list)
     places: list[tuple[Path, Callable[[], Any]]] = field(default_factory=list)
+    schedulers: list[Any] = field(default_factory=list)
     sources: list[list[Any]] = field(default_factory=list)
     held: dict[Path, Callable[[], Any]] = field(default_factory=dict)
     early: list[int] = field(default_factory=list)

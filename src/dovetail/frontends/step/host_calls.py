@@ -174,9 +174,9 @@ class HostCalls:
             if all(_are(flatten(item)[0], held) for item, held in met):  # at its end they hold what they held then
                 self.calls[number] = replace(self.calls[number], arguments=arguments, structure=structure)
         for number, call in enumerate(self.calls):
-            placed = call.placed(trees)
-            if placed != call.arguments:
-                self.calls[number] = replace(call, arguments=placed)
+            placed, at = call.placed(trees), trees.place_of(call.scheduler)
+            if placed != call.arguments or at is not None:
+                self.calls[number] = replace(call, arguments=placed, at=at)
             if isinstance(call.function, Put):
                 try:
                     call.function.settle(trees)

@@ -168,6 +168,10 @@ class Trees:
         self._handed.add(id(value))
         return FromPlace(path)
 
+    def place_of(self, scheduler: Any) -> Path | None:
+        """Where a scheduler lies when a program is bound; None where nothing but a scheduler leads there."""
+        return None if scheduler is None else self._reachable.path_to(scheduler)
+
     def handed(self, value: Any) -> Tree:
         """How a run finds, or makes, an object that it hands to Python code. Raises: NotMadeAgain."""
         place = self.known(value)

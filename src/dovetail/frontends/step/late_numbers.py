@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from dovetail.capture.step_recording import StepRecording
-from dovetail.frontends.step.containers import Path
+from dovetail.frontends.step.containers import Path, Slot
 from dovetail.frontends.step.drawn_values import Late
 from dovetail.frontends.step.number_slots import NumberSlot
 from dovetail.frontends.step.program_inputs import groups_of
@@ -41,6 +41,7 @@ class LateNumbers:
         """slots: of the numbers that are inputs when the step begins. note: gets each late one, in order."""
         self.needed, self.written = set[int](), set[int]()
         self._values: dict[int, list[Value]] = {}
+        self._unseen: dict[int, Any] = {}  # groups, by identity, with a scheduler that leads to each
         self._recording = recording
         self._note = note
         known = {slot.path: slot for slot in slots}
@@ -57,6 +58,8 @@ class LateNumbers:
         """A scheduler is stepped. call: the number of the call among the host calls."""
         groups = groups_of([scheduler.optimizer]) if hasattr(scheduler, "optimizer") else set()
         self._values[call] = []
+        if not any(id(slot.item) in groups for slot in self._slots):
+            self._unseen |= dict.fromkeys(groups, scheduler)
         for slot in self._slots:
             now = slot.read()
             if id(slot.item) not in groups or not (type(now) is float or is_traced(now)):
@@ -69,6 +72,10 @@ class LateNumbers:
             self._values[call].append(handle_of(number))
             self._last[slot.path] = call
             slot.put(number)
+
+    def misses(self, slots: Sequence[Slot]) -> bool:
+        """Whether numbers that a scheduler changes were looked at by nobody, and are among these slots."""
+        return any(id(slot.item) in self._unseen for slot in (slots if self._unseen else ()))
 
     def end(self) -> None:
         """The step has run: slots hold what they did before a scheduler was stepped, if nothing was put there later."""

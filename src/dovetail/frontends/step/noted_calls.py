@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail.errors import UnsupportedStep
+from dovetail.frontends.step.containers import Path
 from dovetail.frontends.step.kept import Handed, NotMadeAgain, Tree, Trees, grown
 from dovetail.frontends.step.write_only import Put
 from dovetail.frontends.structure import Structure, unflatten
@@ -22,9 +23,9 @@ class HostCall:
     """One call.
 
     arguments: how each of them is made of the values that the program leaves, flat. position: how many nodes had been
-    recorded. scheduler: what is stepped, if it is one. is_hook: whether it may look at the state. before: whether it is
-    made before the program. is_due: whether the scheduler's optimizer had stepped by then. is_users: whether the user
-    has marked the function. is_once: whether only the first run makes it, see `told_once`.
+    recorded. scheduler: what is stepped, if it is one; at: where it lies. is_hook: whether it may look at the state.
+    before: whether it is made before the program. is_due: whether the scheduler's optimizer had stepped by then.
+    is_users: whether the user has marked the function. is_once: whether only the first run makes it, see `told_once`.
     """
 
     function: Callable[..., Any]
@@ -38,6 +39,7 @@ class HostCall:
     is_due: bool = False
     is_users: bool = False
     is_once: bool = False
+    at: Path | None = None
 
     def __str__(self) -> str:
         name = getattr(self.function, "__qualname__", type(self.function).__name__)
@@ -49,15 +51,16 @@ class HostCall:
         looks = self.before or self.is_hook or self.scheduler is not None or isinstance(self.function, Put)
         return not looks and all(isinstance(argument, FromConstant) for argument in self.arguments)
 
-    def make(self, run: Handed) -> None:
-        """Call. run: what the program has left."""
+    def make(self, run: Handed, scheduler: Any = None) -> None:
+        """Call. run: what the program has left. scheduler: what is stepped, where it is another one by now."""
         args, kwargs = unflatten([grown(argument, run) for argument in self.arguments], self.structure)
-        self.function(*args, **kwargs)
+        function = self.function if scheduler is None or scheduler is self.scheduler else scheduler.step
+        function(*args, **kwargs)
 
-    def make_first(self) -> None:
+    def make_first(self, scheduler: Any) -> None:
         """Step a scheduler before the program, in which its optimizer may step for the first time."""
-        with without_warning_of_order(self.scheduler) if self.is_due else contextlib.nullcontext():
-            self.make(Handed())
+        with without_warning_of_order(scheduler) if self.is_due else contextlib.nullcontext():
+            self.make(Handed(), scheduler)
 
     def placed(self, trees: Trees) -> tuple[Tree, ...]:
         """The arguments: what was there before by where it lies, objects that the step makes by what they are made of.

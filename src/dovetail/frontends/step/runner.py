@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -76,7 +77,7 @@ class StepRunner:
         """
         if self._warns and any(map(_may_be_raised, self.host_calls if self.next_calls is None else self.next_calls)):
             raise NothingWritten  # where eager mode does
-        before = [call.scheduler for call in self.host_calls if call.before]
+        before = [x for call, x in zip(self.host_calls, bindings.schedulers, strict=True) if call.before]
         held = SchedulerState(before) if before else None
         drawn, read = Drawn(), self._step_schedulers(leaves, bindings) if before else {}
 
@@ -112,7 +113,7 @@ class StepRunner:
         read = {place: bindings.reads[place](leaves) for place in bindings.early}
         for number, call in enumerate(self.host_calls):
             if call.before:
-                call.make_first()
+                call.make_first(bindings.schedulers[number])
                 read.update((place, get()) for place, after, get in bindings.late if after == number)
         return read
 
@@ -153,12 +154,13 @@ class StepRunner:
             bind(grown(tree, run))
         for container, (_, tree) in zip(bindings.filled, self.filled, strict=True):
             refill(container, grown(tree, run))
+        stepped = bindings.schedulers if self.next_calls is None else repeat(None)
         calls, self.next_calls = self.host_calls if self.next_calls is None else self.next_calls, None
-        for call in calls:
+        for call, scheduler in zip(calls, stepped, strict=False):
             if isinstance(call.function, Put):
                 call.function(bindings.containers[call.function.at], run)
             elif not call.before:
-                call.make(run)
+                call.make(run, scheduler)
 
 
 def _may_be_raised(call: HostCall) -> bool:

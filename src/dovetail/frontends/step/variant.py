@@ -43,6 +43,7 @@ def bindings_to(reachable: ReachableState, guard: StepGuard, runner: StepRunner)
         containers = [reachable.slot(path).read() for path in runner.write_only]
         filled = [reachable.slot(path).read() for path, _ in runner.filled]
         places = [(path, NumberSlot.at(reachable.slot(path)).reader()) for path in runner.places]
+        schedulers = [x.scheduler if x.at is None else reachable.slot(x.at).read() for x in runner.host_calls]
         sources = [
             [x.generator if x.path is None else reachable.slot(x.path).read() for x in draw.sources]
             for draw in runner.draws
@@ -52,7 +53,9 @@ def bindings_to(reachable: ReachableState, guard: StepGuard, runner: StepRunner)
     except LookupError:
         return UNBOUND
     guards = PythonGuards([reachable.guard(guard.lifted), guard.reads], guard.changed_word)
-    return Bindings(guards, state, reads, writes, kept, binds, containers, filled, places, sources, held, early, late)
+    return Bindings(
+        guards, state, reads, writes, kept, binds, containers, filled, places, schedulers, sources, held, early, late
+    )
 
 
 def tie(variant: StepVariant, reachable: ReachableState, leaves: Sequence[Any]) -> bool:
