@@ -56,7 +56,8 @@ def changes_of(reads: Reads, is_made: Callable[[Any], bool], is_known: Callable[
 
     for (key, name), old in reads.attributes.items():
         owner = reads.owners[key]
-        table = None if is_left_out(owner) or _is_librarys(owner) else _table_of(owner)
+        is_memo = (key, name) not in reads.set_by_users and _is_memo(owner, name, old)
+        table = None if is_left_out(owner) or is_memo else _table_of(owner)
         if table is not None:
             yield from _of_entry(table, name, old, f"{name_of(type(owner))}.{name}")
     for (_, name), (known, old) in reads.namespaces.items():
@@ -71,7 +72,7 @@ def changes_of(reads: Reads, is_made: Callable[[Any], bool], is_known: Callable[
             yield ReadChange(f"{name_of(kind)}.{name}", old, now, put)
     for owner, descriptor, old in reads.descriptors.values():
         now = in_slot(owner, descriptor)
-        if not (_is_same(old, now) or is_left_out(owner) or _is_a_memo(owner, old)):
+        if not (_is_same(old, now) or is_left_out(owner) or _is_memo_in_slot(owner, old)):
             put = partial(descriptor.__delete__, owner) if old is MISSING else partial(descriptor.__set__, owner, old)
             yield ReadChange(f"{name_of(type(owner))}.{descriptor.__name__}", old, now, put)
     for cell, name, old in reads.cells.values():
@@ -95,7 +96,12 @@ def _is_librarys(owner: Any) -> bool:
     return is_a(owner, type) or (is_library_class(type(owner)) and kind_of(type(owner)) not in LOOKED_INTO)
 
 
-def _is_a_memo(owner: Any, old: Any) -> bool:
+def _is_memo(owner: Any, name: str, old: Any) -> bool:
+    """Whether an object of a library's remembers something in an attribute, for itself, by the looks of it."""
+    return _is_librarys(owner) and (is_a(owner, type) or old is MISSING or old is None or name.startswith("_"))
+
+
+def _is_memo_in_slot(owner: Any, old: Any) -> bool:
     """Whether an object of a library's fills a slot of its own, to find there what it has worked out: a path's text."""
     return old is MISSING and _is_librarys(owner)
 

@@ -64,7 +64,7 @@ class Reads:
     `__dict__`. class_attributes, descriptors, cells: the same for those. asked: functions, with their answers. owners:
     objects whose attributes were read. labels: of namespaces. roots: see `root`. holders: of containers, the object or
     cell in which each was found, and whether the collector knew it then. overwritten: attributes set before read.
-    asked_fakes: by identity, that code asked for attributes by name.
+    set_by_users: set by code of the user's. asked_fakes: by identity, that code asked for attributes by name.
     """
 
     def __init__(self, install: Callable[[type], None], on_moving: Callable[[Any], None] = lambda _: None) -> None:
@@ -83,7 +83,7 @@ class Reads:
         self.roots: list[Any] = []
         self.holders: dict[int, tuple[Any, bool]] = {}
         self.unshown = Unshown()
-        self.overwritten: set[tuple[int, str]] = set()
+        self.overwritten, self.set_by_users = set[tuple[int, str]](), set[tuple[int, str]]()
         self.asked_fakes: set[int] = set()
         self._met: dict[int, Any] = {}
         self._kinds: dict[int, type] = {}

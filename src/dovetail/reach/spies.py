@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from dovetail.ir.provenance import is_library_file
 from dovetail.reach.contents import MISSING
 from dovetail.reach.frames import unfollowed
 from dovetail.reach.reads import Reads
@@ -69,8 +70,8 @@ class Spies:
                 self._replace(kind, "__getattribute__", self._reading(own))
             except TypeError:  # its own class is of C, and lets nobody do that
                 return
-            self._replace(kind, "__setattr__", self._writing(_found(kind, "__setattr__"), self.reads.overwrite))
-            self._replace(kind, "__delattr__", self._writing(_found(kind, "__delattr__"), self.reads.attribute))
+            for name, report in (("__setattr__", self.reads.overwrite), ("__delattr__", self.reads.attribute)):
+                self._replace(kind, name, self._writing(_found(kind, name), report))
 
     def install_builtins(self) -> None:
         """Let `getattr` and its like report what classes and modules are asked for."""
@@ -157,12 +158,15 @@ class Spies:
         return __getattribute__
 
     def _writing(self, own: Any, report: Callable[[Any, str], None]) -> Any:
-        is_counted, frame = self._is_counted, sys._getframe
+        is_counted, frame, by_users = self._is_counted, sys._getframe, self.reads.set_by_users
 
         def write(item: Any, name: str, *value: Any) -> Any:
             with unfollowed():
-                if is_counted(item, _reader(frame(1))):
+                writer = _reader(frame(1))
+                if is_counted(item, writer):
                     report(item, name)
+                    if not is_library_file(writer.f_code.co_filename):
+                        by_users.add((id(item), name))
             return own(item, name, *value)
 
         return write

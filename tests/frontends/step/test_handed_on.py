@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import logging
+import string
 from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -304,6 +306,31 @@ def test_an_attribute_is_set_though_it_held_the_same_when_the_step_was_recorded(
         return seen
 
     assert run(dovetail.compile_step) == run(lambda step: step)
+
+
+@pytest.mark.parametrize(
+    ("make", "line"),
+    [
+        (string.Formatter, "o.attribute = 5"),
+        (logging.Filter, "o.attribute = 5"),
+        (lambda: logging.Logger("one"), "o.setLevel(logging.DEBUG)"),
+        (lambda: torch.utils.data.SequentialSampler(range(3)), "o.attribute = 5"),
+    ],
+)
+def test_what_a_step_sets_in_an_object_of_a_library_is_refused_where_it_was_something_else(
+    make: Any, line: str
+) -> None:
+    """It was left out, as libraries remember for themselves what they have worked out."""
+    known = {"o": make(), "logging": logging}
+    exec(line, known)
+    exec(f"def step(x):\n {line}\n return x * 2\n", known)
+    step = dovetail.compile_step(known["step"])
+    assert all(torch.equal(step(x), x * 2) for x in X[:2])
+    held: Any = known["o"]
+    held.attribute, held.level = 6, 7
+    with pytest.raises(StateChangedOtherwise, match=r"\.(attribute|level)"):
+        step(X[2])
+    assert (held.attribute, held.level) == (6, 7)
 
 
 # --- host calls ------------------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from dovetail.reach.values import (
     has_attributes,
     is_a,
     is_heap_type,
+    is_plain_key,
     kind_of,
     mro_of,
     own_of,
@@ -177,11 +178,17 @@ class Trees:
         place = self.known(value)
         return place or (self.of(value) if kind_of(type(value)) is Kind.OBJECT else FromConstant(value))
 
+    def _is_key(self, key: Any) -> bool:
+        """Whether a key of a dictionary is the same one in every call."""
+        if is_traced(key) or isinstance(key, torch.Tensor) or self._recording.is_text(key):
+            return False
+        return is_plain_key(key) or kind_of(type(key)) not in _BY_PLACE
+
     def _parts(self, value: Any) -> tuple[tuple[Any, ...], list[Any]]:
         """Keys or names, and what they stand for, of an object that the step has made. Raises: NotMadeAgain."""
         kind = type(value)
         if kind is dict:
-            if any(is_traced(key) or isinstance(key, torch.Tensor) or self._recording.is_text(key) for key in value):
+            if not all(map(self._is_key, value)):
                 raise NotMadeAgain
             return tuple(value), list(value.values())
         if kind is list or is_a(value, tuple):

@@ -71,7 +71,8 @@ class LeftBehind:
     bound: slots in which the step leaves tensors, texts or containers, each with how a run makes them. filled:
     containers that it leaves larger or smaller, each with how a run makes what they hold. made: what it puts where
     there was nothing. put: attributes that every run sets, by the identity of their `__dict__`. To be
-    set: is_drawn: whether what was drawn from a generator is drawn by runs as well. write_only: containers that are.
+    set: is_drawn, whether what was drawn from a generator is drawn by runs as well; write_only, paths of such
+    containers.
     """
 
     def __init__(

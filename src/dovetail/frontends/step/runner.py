@@ -32,8 +32,8 @@ class StepRunner:
     count: of the step's results. takes: the source of each tensor input of the program; constants follow, then numbers:
     leaves of the arguments or slots. writes: slots, and which value that the step leaves is put there. bound: slots,
     and how what is put there is made. filled: containers, and how what they hold is made. places: of objects that are
-    handed on. returned: of those that are results, by their number.
-    whole: how the result is made, where it shares new objects with what is left. write_only: containers that
+    handed on. returned: of those that are results, by their number. whole: how the result is made, where it shares new
+    objects with what is left. write_only: containers that
     the step only puts things into. draws: what is made before each run, of random numbers outside torch. drawn:
     constants that are made so, by their place. left_modes: of torch, that each run leaves so. next_calls: what the next
     run calls, and no other, in place of host_calls: those and others that depend on nothing. takes_turns: two threads
@@ -60,13 +60,14 @@ class StepRunner:
     next_calls: tuple[HostCall, ...] | None = None
     _pick: Callable[[Sequence[Any]], Sequence[Any]] = field(init=False)
     takes_turns: bool = field(init=False)
-    _leaves_more: bool = field(init=False)
+    _hands_out: bool = field(init=False)
     _warns: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self._pick = picker(self.takes)
-        self._leaves_more = bool(self.writes or self.bound or self.filled or self.host_calls)
-        self.takes_turns = bool(self.program.written or self._leaves_more) and not self.program.meets_others
+        leaves_more = bool(self.writes or self.bound or self.filled or self.host_calls)
+        self._hands_out = leaves_more or bool(self.returned) or self.whole is not None
+        self.takes_turns = bool(self.program.written or leaves_more) and not self.program.meets_others
         self._warns = any(isinstance(call.function, Warned) for call in (*self.host_calls, *(self.next_calls or ())))
 
     def run(self, tensors: Sequence[torch.Tensor], leaves: Sequence[Any], bindings: Bindings) -> Any:
@@ -91,22 +92,17 @@ class StepRunner:
             if held is not None:
                 held.put_back()
             raise
-        places = {path: read() for path, read in bindings.places}
-        run = self._handed(handed, places)
-        if self._leaves_more or self.next_calls is not None:
+        results = list(handed[: self.count])
+        known, run = len(self.program.plan.outputs), Handed()
+        if self._hands_out or self.next_calls is not None:
+            places = {path: read() for path, read in bindings.places}
+            run = Handed(handed[:known], handed[known:], places)
             self._leave(run, bindings)
+            for number, path in self.returned.items():
+                results[number] = places[path]
         if self.left_modes:
             set_switches(self.left_modes)
-        if self.whole is not None:
-            return grown(self.whole, run)
-        if self.returned:
-            results = [places[self.returned[n]] if n in self.returned else handed[n] for n in range(self.count)]
-            return unflatten(results, self.result_structure)
-        return unflatten(list(handed[: self.count]), self.result_structure)
-
-    def _handed(self, handed: Sequence[Any], places: Mapping[Path, Any]) -> Handed:
-        known = len(self.program.plan.outputs)
-        return Handed(handed[:known], handed[known:], places)
+        return unflatten(results, self.result_structure) if self.whole is None else grown(self.whole, run)
 
     def _step_schedulers(self, leaves: Sequence[Any], bindings: Bindings) -> dict[int, Any]:
         """Step schedulers before a run. Gives the numbers that are read before and after that, by their place."""
