@@ -52,6 +52,8 @@ MAX_WATCHED_BYTES = 1024
 _HEAP_TYPE = 1 << 9
 LOOKED_FOR = ("__getattr__", "__bool__", "__len__", "__eq__", "__contains__", "__iter__", "__getitem__", "__call__")
 """What Python looks for in the class of an object by itself, and does without where it is missing."""
+ATTRIBUTES_ALONE = frozenset((object, SimpleNamespace))
+"""Classes of C whose objects hold nothing but attributes."""
 RANDOM_SOURCES = (random.Random, np.random.Generator, np.random.RandomState)
 _WALKED_PACKAGES = ("torch.distributions", "torch.nn", "torch.optim", "torch.amp")
 _WALKED = (
@@ -190,6 +192,11 @@ def mro_of(kind: type) -> tuple[type, ...]:
     """The classes that a class derives from, itself first; like the next three without code of a metaclass."""
     found: tuple[type, ...] = type.__getattribute__(kind, "__mro__")
     return found
+
+
+def built_in_base(kind: type) -> type:
+    """The first class under a class, or that class itself, that code of Python's did not make."""
+    return next(owner for owner in mro_of(kind) if not is_heap_type(owner))
 
 
 def compiled_from(item: Any) -> Any:

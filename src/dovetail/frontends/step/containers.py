@@ -121,16 +121,16 @@ class Container:
         """Hold what was held: the same objects in the same order."""
         keys, values = self.now()
         methods = dict_methods(self.item)
-        if not _are(keys, self.keys):
+        if not are_one_by_one(keys, self.keys):
             methods.clear(self.item)
             values = []
-        if not _are(values, self.values):
+        if not are_one_by_one(values, self.values):
             each(lambda key, value: methods.__setitem__(self.item, key, value), self.keys, self.values)
 
     def is_as_before(self) -> bool:
         """Whether the same objects are held in the same order."""
         keys, values = self.now()
-        return _are(keys, self.keys) and _are(values, self.values)
+        return are_one_by_one(keys, self.keys) and are_one_by_one(values, self.values)
 
 
 class Sequential(Container):
@@ -393,5 +393,6 @@ def leaf_slots(container: Container, is_leaf: Callable[[Any], bool]) -> Iterator
             yield Slot(container, key)
 
 
-def _are(items: list[Any], others: list[Any]) -> bool:
+def are_one_by_one(items: list[Any], others: list[Any]) -> bool:
+    """Whether two lists hold the same objects in the same order."""
     return len(items) == len(others) and all(a is b for a, b in zip(items, others, strict=True))

@@ -12,7 +12,6 @@ import builtins
 import contextlib
 import functools
 import logging
-import operator
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -28,6 +27,7 @@ from dovetail.capture.step_recording import StepRecording
 from dovetail.capture.step_text_results import text_result
 from dovetail.capture.warned import warnings_noted
 from dovetail.errors import StateChangedOtherwise, UnsupportedStep
+from dovetail.frontends.step.containers import are_one_by_one
 from dovetail.frontends.step.kept import NotMadeAgain, Tree, Trees
 from dovetail.frontends.step.late_numbers import LateNumbers
 from dovetail.frontends.step.noted_calls import HostCall, LogAgain
@@ -171,7 +171,9 @@ class HostCalls:
         """The step has ended. Raises: StateChangedOtherwise for something that no run makes again."""
         trees.unknown += self._unknown
         for number, (arguments, structure, met) in self._whole.items():
-            if all(_are(flatten(item)[0], held) for item, held in met):  # at its end they hold what they held then
+            if all(
+                are_one_by_one(flatten(item)[0], held) for item, held in met
+            ):  # at its end they hold what they held then
                 self.calls[number] = replace(self.calls[number], arguments=arguments, structure=structure)
         for number, call in enumerate(self.calls):
             placed, at = call.placed(trees), trees.place_of(call.scheduler)
@@ -330,10 +332,6 @@ class HostCalls:
         is_written = number in self._late.written
         reads = any(x.is_hook or x.is_users for x in self.calls[:number])
         return not (is_written or reads) and all(isinstance(x, FromConstant) for x in call.arguments)
-
-
-def _are(items: Sequence[Any], others: Sequence[Any]) -> bool:
-    return len(items) == len(others) and all(map(operator.is_, items, others))
 
 
 @contextlib.contextmanager

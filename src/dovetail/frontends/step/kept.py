@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from types import MemberDescriptorType, SimpleNamespace
+from types import MemberDescriptorType
 from typing import Any, TypeAlias
 
 import torch
@@ -20,11 +20,13 @@ from dovetail.frontends.step.reachable_state import ReachableState
 from dovetail.ir.calling import Formatted, FromConstant, FromLeft, FromOutput, WithLook
 from dovetail.ops.seen import as_seen
 from dovetail.reach.values import (
+    ATTRIBUTES_ALONE,
     CONTAINERS,
     LOOKED_INTO,
     PLAIN,
     Kind,
     attributes_of,
+    built_in_base,
     has_attributes,
     is_a,
     is_heap_type,
@@ -235,7 +237,8 @@ def grown(tree: Tree, run: Handed) -> Any:
         if issubclass(tree.kind, tuple):
             run.made[tree.number] = _tuple_of(tree.kind, [grown(part, run) for part in tree.parts])
         else:
-            made = run.made[tree.number] = _base_of(tree.kind).__new__(tree.kind)
+            base: Any = built_in_base(tree.kind)
+            made = run.made[tree.number] = base.__new__(tree.kind)
             _fill(made, tree, [grown(part, run) for part in tree.parts])
     return run.made[tree.number]
 
@@ -257,7 +260,7 @@ def _fill(made: Any, tree: New, parts: list[Any]) -> None:
 
 def is_made_of_attributes(kind: type) -> bool:
     """Whether an object of a class is nothing but its attributes, and goes without a word (`__del__`)."""
-    is_object = kind_of(kind) is Kind.OBJECT and _base_of(kind) in (object, SimpleNamespace)
+    is_object = kind_of(kind) is Kind.OBJECT and built_in_base(kind) in ATTRIBUTES_ALONE
     return is_object and not any("__del__" in own_of(owner) for owner in mro_of(kind))
 
 
@@ -265,11 +268,6 @@ def _all_slots(kind: type) -> dict[str, Any]:
     """The descriptors of a class's slots, whoever wrote the classes that it derives from."""
     owned = [own_of(owner) for owner in reversed(mro_of(kind)) if is_heap_type(owner)]
     return {name: x for table in owned for name, x in table.items() if type(x) is MemberDescriptorType}
-
-
-def _base_of(kind: type) -> Any:
-    """The first class under a class that code of Python's did not make."""
-    return next(owner for owner in mro_of(kind) if not is_heap_type(owner))
 
 
 def _tuple_of(kind: Any, parts: list[Any]) -> Any:

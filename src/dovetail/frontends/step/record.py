@@ -11,14 +11,13 @@ import struct
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 from dovetail.frontends.step.containers import Container, Fixed, Named, Path, Sequential, Unordered
 from dovetail.frontends.step.hook_tables import HookTable
 from dovetail.frontends.step.value_walk import OPTIMIZER, SCHEDULER, ValueWalk
 from dovetail.reach.contents import MISSING
-from dovetail.reach.values import PLAIN, Kind, fingerprint, holds_more, is_a, is_heap_type, mro_of, plain_key
+from dovetail.reach.values import ATTRIBUTES_ALONE, PLAIN, Kind, built_in_base, fingerprint, holds_more, is_a, plain_key
 
 _BY_VALUE = (Kind.TUPLE, Kind.FROZENSET, Kind.METHOD)
 _ONLY_TEXT = {str}
@@ -174,14 +173,13 @@ def _own_value(value: Any) -> Hashable:
     The number, or the text, of a class under `int`, `str` and their like; the object itself where it cannot be told
     (dates, exceptions); None where there is nothing.
     """
-    base = next(kind for kind in mro_of(type(value)) if not is_heap_type(kind))
-    if base in _ATTRIBUTES_ALONE:
+    base = built_in_base(type(value))
+    if base in ATTRIBUTES_ALONE:
         return None
     shown = _SHOWN.get(base)
     return Identity(value) if shown is None else plain_key(shown(value))
 
 
-_ATTRIBUTES_ALONE = frozenset((object, SimpleNamespace))
 _SHOWN: dict[type, Callable[[Any], Any]] = {
     int: int.__int__,
     float: float.__float__,

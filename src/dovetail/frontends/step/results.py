@@ -45,7 +45,7 @@ class Results:
         self._result = result
         self.leaves: list[Any]
         self.structure: Structure
-        self.leaves, self.structure = flatten(result, lambda item: _may_change(item) and is_known(item))
+        self.leaves, self.structure = flatten(result, lambda x: not isinstance(x, torch.Tensor | tuple) and is_known(x))
         self.places: dict[int, Path] = {}
         self.whole: Tree | None = None
         self._plain = {n: x for n, x in enumerate(self.leaves) if not (isinstance(x, torch.Tensor) or is_traced(x))}
@@ -73,10 +73,6 @@ class Results:
         self.whole = trees.of_result(self._result, self.leaves, is_made=bool(self._made))
         if self.whole is None:
             _refuse_new(self._made)
-
-
-def _may_change(item: Any) -> bool:
-    return not isinstance(item, torch.Tensor | tuple)
 
 
 def _refuse_new(results: Mapping[int, Any]) -> None:

@@ -93,7 +93,7 @@ class StepRunner:
                 held.put_back()
             raise
         results = list(handed[: self.count])
-        known, run = len(self.program.plan.outputs), Handed()
+        known, run = len(self.program.plan.outputs), None
         if self._hands_out or self.next_calls is not None:
             places = {path: read() for path, read in bindings.places}
             run = Handed(handed[:known], handed[known:], places)
@@ -102,7 +102,9 @@ class StepRunner:
                 results[number] = places[path]
         if self.left_modes:
             set_switches(self.left_modes)
-        return unflatten(results, self.result_structure) if self.whole is None else grown(self.whole, run)
+        if self.whole is None or run is None:
+            return unflatten(results, self.result_structure)
+        return grown(self.whole, run)
 
     def _step_schedulers(self, leaves: Sequence[Any], bindings: Bindings) -> dict[int, Any]:
         """Step schedulers before a run. Gives the numbers that are read before and after that, by their place."""
