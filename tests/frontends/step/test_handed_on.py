@@ -165,6 +165,11 @@ def a_new_object_is_returned(s: Any, x: torch.Tensor) -> Any:
     return {"found": found, "both": (s.h, found), "sum": found.w.sum()}
 
 
+def a_dataclass_is_left_and_returned(s: Any, x: torch.Tensor) -> Any:
+    s.h = dataclasses.replace(s.h, w=s.h.w + x)
+    return {"h": s.h, "w": s.h.w}
+
+
 def a_distribution_is_returned(s: Any, x: torch.Tensor) -> Any:
     return Categorical(logits=s.net(x)), Normal(s.net(x).mean(), 1.0)
 
@@ -211,6 +216,7 @@ CASES: list[tuple[Callable[[Any, torch.Tensor], Any], Callable[[], Any], Between
     (modules_exchanged, lambda: SimpleNamespace(h=_net(), net=nn.Linear(3, 4)), None),
     (modules_exchanged, lambda: SimpleNamespace(h=_net(), net=_net()), lambda s, n: setattr(s, "net", _net())),
     (a_new_object_is_returned, lambda: SimpleNamespace(h=Box(_zeros()), net=_net()), None),
+    (a_dataclass_is_left_and_returned, lambda: SimpleNamespace(h=Frozen(_zeros())), None),
     (a_distribution_is_returned, lambda: SimpleNamespace(net=_net()), lambda s, n: setattr(s, "net", _net())),
     (what_it_appends_to_is_returned, lambda: SimpleNamespace(h=[]), lambda s, n: s.h.pop(0)),
     (what_it_put_something_into_is_replaced_by_the_like, lambda: SimpleNamespace(h={}, l=[1], net=_net()), None),

@@ -139,7 +139,7 @@ class Trees:
         leaves: of the result, in order. is_made: whether it has objects that are made in any case. None where it shares
         nothing, or where it cannot be told.
         """
-        met = list(_containers_in(result))
+        met = list(_containers_in(result, and_objects=True))
         is_shared = len(set(map(id, met))) < len(met) or any(id(item) in self._made for item in met)
         if not (is_made or is_shared):
             return None
@@ -204,8 +204,11 @@ class Trees:
         return tuple(held), list(held.values())
 
 
-def _containers_in(value: Any) -> Iterator[Any]:
-    """A list, tuple or dictionary, and those inside it; one that is met twice is not looked into again."""
+def _containers_in(value: Any, *, and_objects: bool = False) -> Iterator[Any]:
+    """A list or dictionary, and those inside it, tuples too; one that is met twice is not looked into again.
+
+    and_objects: objects in them as well, which are not looked into.
+    """
     left, met = [value], set[int]()
     while left:
         item = left.pop()
@@ -215,6 +218,8 @@ def _containers_in(value: Any) -> Iterator[Any]:
             if id(item) not in met:
                 met.add(id(item))
                 left += dict.values(item) if type(item) is dict else item
+        elif and_objects and is_made_of_attributes(type(item)):
+            yield item
 
 
 def grown(tree: Tree, run: Handed) -> Any:
