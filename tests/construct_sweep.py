@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 
 import dovetail
 from dovetail.errors import DovetailError
-from tests.searching import Standing, begin, keep, parser_of, run_quietly
+from tests.searching import Standing, begin, keep, parser_of, quietly
 
 ROWS, COLUMNS, CALLS = 4, 6, 4
 DOORS = ("step", "compile", "backend")
@@ -372,10 +372,10 @@ def search(state: State, shards: int, minutes: float, programs: int | None, note
         note(state)
 
 
+@quietly()
 def main(argv: list[str] | None = None) -> int:
     """Search, as the arguments say."""
     options = parser_of("tests.construct_sweep", __doc__).parse_args(argv)
-    run_quietly()
     with suppress(AttributeError):
         torch._dynamo.config.capture_scalar_outputs = torch._dynamo.config.capture_dynamic_output_shape_ops = True
     state, shards = begin(options, State(0))

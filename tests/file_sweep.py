@@ -33,7 +33,7 @@ from tests.file_forgeries import forgery, packed
 from tests.file_text import MAX_TURNS
 from tests.file_trial import OUTCOMES, Bench, Finding
 from tests.file_watch import forbid_system_calls
-from tests.searching import Standing, begin, keep, parser_of, run_quietly
+from tests.searching import Standing, begin, keep, parser_of, quietly
 
 _BATCH = 500
 _SECONDS_FOR_ONE = 60.0  # on the clock of the wall, for what does not compute
@@ -199,6 +199,7 @@ def report(state: State) -> str:
     return f"{state.tried} files: {ways}; {sum(state.kinds.values())} findings of {len(state.kinds)} kinds"
 
 
+@quietly()
 def main(argv: list[str] | None = None) -> int:
     """Search, and say now and then how far it is."""
     parser = parser_of("tests.file_sweep", __doc__)
@@ -209,7 +210,6 @@ def main(argv: list[str] | None = None) -> int:
         print("files are tried in forked processes, which this system does not have")
         return 0
     state, shards = begin(options, State(0))
-    run_quietly()
     begun = time.monotonic()
     standing = Path.cwd()
     options.state = options.state and options.state.absolute()

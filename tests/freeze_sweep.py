@@ -21,7 +21,7 @@ from pathlib import Path
 from dovetail.errors import DovetailError
 from tests.freeze_agreement import check_program
 from tests.freeze_programs import FreezeProgram, freeze_program, is_valid
-from tests.searching import Standing, begin, keep, parser_of, run_quietly
+from tests.searching import Standing, begin, keep, parser_of, quietly
 
 _SMALLER_SECONDS = 60.0
 _FILE = '''"""{kind}"""
@@ -113,11 +113,11 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+@quietly()
 def main(argv: list[str] | None = None) -> int:
     """Search, and say now and then how far it is."""
     options = _arguments(argv)
     state, shards = begin(options, State(0))
-    run_quietly()
 
     def note(now: State) -> None:
         keep(options, now)

@@ -28,7 +28,7 @@ from dovetail.errors import DovetailError, MemoryLimitTooLow
 from dovetail.inspect.memory import measure_peak
 from tests.frontends.step.agreement import Case, EagerFails, agree
 from tests.frontends.step.cases.matrix import pairs
-from tests.searching import Standing, begin, keep, parser_of, run_quietly
+from tests.searching import Standing, begin, keep, parser_of, quietly
 from tests.step_sweep import case_at, kind_of
 
 _CALLS = 8
@@ -178,13 +178,13 @@ def search(state: State, step: int, seconds: float, programs: int | None, on_row
         on_row(state)
 
 
+@quietly()
 def main(argv: list[str] | None = None) -> int:
     """Search, and say now and then how far it is."""
     parser = parser_of("tests.limit_sweep", __doc__)
     parser.set_defaults(first=0)
     parser.add_argument("--row", type=int, help="try only this one; failures name it first")
     options = parser.parse_args(argv)
-    run_quietly()
     if options.row is not None:
         try_row(options.row, State(0))
         return 0

@@ -17,11 +17,9 @@ import argparse
 import contextlib
 import copy
 import json
-import logging
 import random
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -38,7 +36,7 @@ import dovetail
 from dovetail.errors import DovetailError
 from tests.architectures import Batch, batch, listed, model
 from tests.model_page import DOORS, SAME, Verdicts, page, told
-from tests.searching import Standing, begin, keep, parser_of
+from tests.searching import Standing, begin, keep, parser_of, quietly
 
 STEPS = 3
 
@@ -161,11 +159,13 @@ def _is_same(a: Any, b: Any) -> bool:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
+    verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
-    logging.getLogger("torch").setLevel(logging.CRITICAL)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+    try:
+        with quietly():
+            yield
+    finally:
+        transformers.logging.set_verbosity(verbosity)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -180,7 +180,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--also", type=Path, nargs="*", default=[], help="states of other shards, for the page")
     options = parser.parse_args(argv)
     doors = tuple(options.doors.split(","))
-    torch.set_num_threads(1)
     with _quiet():
         if options.case:
             found = verdicts_of(*options.case.split(), doors=doors)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import os
 import warnings
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -41,11 +43,20 @@ def parser_of(module: str, description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def run_quietly() -> None:
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
     """One thread, as other searches run beside it, and no warnings: fakes report what is refused."""
+    logger = logging.getLogger("torch")
+    threads, level = torch.get_num_threads(), logger.level
     torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    logging.getLogger("torch").setLevel(logging.CRITICAL)
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.set_num_threads(threads)
+        logger.setLevel(level)
 
 
 def begin(options: argparse.Namespace, new: S) -> tuple[S, int]:

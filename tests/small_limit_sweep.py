@@ -27,7 +27,7 @@ import dovetail
 from dovetail.errors import MemoryLimitTooLow
 from dovetail.inspect.memory import measure_peak
 from tests.recompute_sweep import program, same
-from tests.searching import Standing, begin, keep, parser_of, run_quietly
+from tests.searching import Standing, begin, keep, parser_of, quietly
 
 _CALLS = 3
 _FLOORS = 3  # forward has one, and backward of some of the results one of its own
@@ -172,10 +172,10 @@ def search(state: State, step: int, seconds: float, programs: int | None, note: 
         note(state)
 
 
+@quietly()
 def main(argv: list[str] | None = None) -> int:
     """Run a search from the command line; gives its exit status."""
     options = parser_of("tests.small_limit_sweep", __doc__).parse_args(argv)
-    run_quietly()
     gc.collect()
     gc.freeze()  # measuring collects garbage first, which then has less to look through
     state, shards = begin(options, State(0))

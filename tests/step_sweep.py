@@ -22,7 +22,7 @@ import torch
 from dovetail.errors import DovetailError
 from tests.frontends.step.agreement import Case, EagerFails, agree
 from tests.frontends.step.cases.matrix import case_of, drawn, named, pairs
-from tests.searching import Standing, begin, keep, parser_of, run_quietly
+from tests.searching import Standing, begin, keep, parser_of, quietly
 
 
 @dataclass
@@ -73,13 +73,13 @@ def kind_of(error: Exception) -> str:
     return f"{type(error).__name__}: {re.sub(chr(10) + ' *', ' / ', str(error))[:600]}"
 
 
+@quietly()
 def main(argv: list[str] | None = None) -> int:
     """Search, and say now and then how far it is."""
     parser = parser_of("tests.step_sweep", __doc__)
     parser.set_defaults(first=0)
     parser.add_argument("--case", help="try only this one, named as failures are")
     options = parser.parse_args(argv)
-    run_quietly()
     if options.case:
         agree(named(options.case))
         return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -57,6 +58,23 @@ def test_the_checks_leave_the_state_of_torch_as_it_was() -> None:
 def test_the_checks_pass_whatever_mode_the_caller_is_in() -> None:
     with torch.inference_mode(), torch.device("meta"):
         assert all(result.ok for result in run_compiler_checks())
+
+
+def test_the_checks_pass_whatever_the_program_asks_of_its_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    loggers = [each for each in logging.root.manager.loggerDict.values() if isinstance(each, logging.Logger)]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        monkeypatch.setattr(logger, "disabled", True)
+        logger.setLevel(logging.CRITICAL)
+    logging.disable(logging.CRITICAL)
+    try:
+        assert [result for result in run_self_checks() if not result.ok] == []
+        assert logging.root.manager.disable == logging.CRITICAL
+        assert all(logger.disabled and logger.level == logging.CRITICAL for logger in loggers)
+    finally:
+        logging.disable(logging.NOTSET)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def test_fake_modes_and_silence_after_the_thread_of_the_checks() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
+from collections.abc import Callable, Iterator
 
 import torch
 from torch.fx.experimental.symbolic_shapes import DimDynamic
@@ -315,20 +316,31 @@ def check_fake_like() -> str | None:
 def check_failures_not_logged() -> str | None:
     """Torch logs operators that fail on fakes, unless it is told not to."""
     told: list[logging.LogRecord] = []
-    handler = logging.Handler()
-    handler.emit = told.append  # type: ignore[assignment, method-assign]
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    others, propagates = logger.handlers, logger.propagate
-    logger.handlers, logger.propagate = [handler], False
     counts = []
-    try:
+    with _only_handled_by(logging.getLogger("torch._subclasses.fake_tensor"), told.append):
         for quiet in (contextlib.nullcontext(), fakes.failures_not_logged()):
             with quiet, fakes.new_fake_mode(), contextlib.suppress(RuntimeError):
                 torch.mm(torch.ones(2, 3), torch.ones(2, 3))
             counts.append(len(told))
-    finally:
-        logger.handlers, logger.propagate = others, propagates
     return first_difference(("logged", counts, [1, 1]))
+
+
+@contextlib.contextmanager
+def _only_handled_by(logger: logging.Logger, handle: Callable[[logging.LogRecord], None]) -> Iterator[None]:
+    """While active, errors of a logger go to `handle`, whatever the program has asked of its logs."""
+    handler = logging.Handler()
+    handler.emit = handle  # type: ignore[assignment, method-assign]
+    settings = {"handlers": [handler], "propagate": False, "disabled": False}
+    before, level, bound = {name: getattr(logger, name) for name in settings}, logger.level, logger.manager.disable
+    vars(logger).update(settings)
+    logger.setLevel(logging.ERROR)
+    logging.disable(logging.NOTSET)
+    try:
+        yield
+    finally:
+        vars(logger).update(before)
+        logger.setLevel(level)
+        logging.disable(bound)
 
 
 CHECKS = (
