@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
+import random
+from collections import OrderedDict, namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -11,10 +12,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 import dovetail
 from dovetail.errors import PythonSideEffect, UnsupportedOutput
-from dovetail.frontends.structure import changes, flatten, unflatten
+from dovetail.frontends.structure import changes, flatten, flatten_call, unflatten
 
 Pair = namedtuple("Pair", ["left", "right"])
 
@@ -153,3 +155,33 @@ def test_taking_apart_and_putting_together() -> None:
     again[1][0].parts.right.scale = 9.0
     assert changes(again, leaves, structure)
     assert structure != flatten(({"a": 1}, [2], 7))[1]
+
+
+def _tree(rng: random.Random, depth: int = 3) -> Any:
+    kind = rng.choice(["leaf", "leaf", "list", "tuple", "dict", "odd"]) if depth else "leaf"
+    parts = [_tree(rng, depth - 1) for _ in range(rng.randrange(4))] if depth else []
+    if kind == "list":
+        return parts
+    if kind == "tuple":
+        return tuple(parts)
+    if kind == "dict":
+        return dict(zip(rng.sample("abcd", len(parts)), parts, strict=True))
+    if kind == "odd":
+        return rng.choice([Pair(1, parts), OrderedDict(a=parts), {1: parts}, {True: parts}, torch.Size((2,)), {2}, ()])
+    return rng.choice([None, 1, 2.5, True, "text", torch.ones(1)])
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_calls_are_taken_apart_as_any_container(seed: int) -> None:
+    rng = random.Random(seed)
+    args, kwargs = tuple(_tree(rng) for _ in range(rng.randrange(3))), {"a": _tree(rng)}
+    (leaves, structure), (expected, of_torch) = flatten_call(args, kwargs), flatten((args, kwargs))
+    assert len(leaves) == len(expected)
+    assert all(a is b for a, b in zip(leaves, expected, strict=True))
+    assert structure == of_torch
+    assert repr(unflatten(leaves, structure)) == repr(pytree.tree_unflatten(expected, _spec(of_torch)))
+
+
+def _spec(structure: Any) -> Any:
+    assert isinstance(structure, pytree.TreeSpec)
+    return structure

@@ -7,9 +7,10 @@ another object: a change that the compiled code makes to it would be lost, and i
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import repeat
 from typing import Any, TypeAlias
 
 import torch
@@ -39,6 +40,7 @@ class WithObjects:
 Structure: TypeAlias = pytree.TreeSpec | WithObjects
 
 _NO_CONTAINERS = frozenset((torch.Tensor, torch.nn.Parameter, int, float, bool, complex, str, type(None)))
+_TEXT = frozenset((str,))
 
 
 def flatten(tree: object, is_whole: Callable[[Any], bool] | None = None) -> tuple[list[Any], Structure]:
@@ -63,11 +65,18 @@ def flatten(tree: object, is_whole: Callable[[Any], bool] | None = None) -> tupl
 
 
 def flatten_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[Any], Structure]:
-    """The leaves of the arguments of a call, and how to put them together. Cost: 0.5 us where none is a container."""
+    """The leaves of the arguments of a call, and how to put them together.
+
+    Cost: 0.5 us where none is a container; 0.5 us for each plain one, and 0.03 us for each leaf.
+    """
     leaves = [*args, *kwargs.values()]
     if _NO_CONTAINERS.issuperset(map(type, leaves)):
         return leaves, _structure_of_leaves(len(args), tuple(kwargs))
-    return flatten((args, kwargs))
+    flat: list[Any] = []
+    try:
+        return flat, _structure_of(_form(args, flat), _form(kwargs, flat))
+    except _NotPlainError:
+        return flatten((args, kwargs))
 
 
 def is_flat(args: tuple[Any, ...], kwargs: Mapping[str, Any], structure: Structure) -> bool:
@@ -96,6 +105,45 @@ def changes(tree: object, leaves: list[Any], structure: Structure) -> bool:
     """Whether code has put other things into a tree since it was put together."""
     now, found = flatten(tree)
     return found != structure or any(a is not b for a, b in zip(now, leaves, strict=True))
+
+
+class _NotPlainError(Exception):
+    """There is something in a container that torch's pytrees have to look at."""
+
+
+def _form(item: Any, leaves: list[Any]) -> Hashable:
+    """What tells the structure of containers of Python's own. leaves: gets theirs. Raises: _NotPlainError."""
+    kind = type(item)
+    if kind in _NO_CONTAINERS:
+        leaves.append(item)
+        return None
+    names: Hashable
+    if kind is dict:
+        names, held = tuple(item), item.values()
+        if not _TEXT.issuperset(map(type, names)):  # 1 and True are equal
+            raise _NotPlainError
+    elif kind is list or kind is tuple:
+        names, held = len(item), item
+    else:
+        raise _NotPlainError
+    if _NO_CONTAINERS.issuperset(map(type, held)):
+        leaves += held
+        return kind, names
+    return kind, names, tuple([_form(part, leaves) for part in held])
+
+
+def _like(form: Any) -> Any:
+    """A container of a form."""
+    if form is None:
+        return None
+    kind, names, *parts = form
+    held = map(_like, parts[0]) if parts else repeat(None, names if kind is not dict else len(names))
+    return dict(zip(names, held, strict=True)) if kind is dict else kind(held)
+
+
+@lru_cache(256)
+def _structure_of(*forms: Hashable) -> Structure:
+    return flatten(tuple(map(_like, forms)))[1]
 
 
 @lru_cache(256)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -35,9 +35,15 @@ def unflatten(leaves: list[object], spec: TreeSpec) -> Any:
     if spec.is_leaf():  # torch's own way costs ten times as much
         (leaf,) = leaves
         return leaf
-    if spec.num_nodes == len(leaves) + 1:  # nothing is nested
-        if spec.type is tuple or spec.type is list:
-            return spec.type(leaves)
-        if spec.type is dict:
-            return dict(zip(spec.context, leaves, strict=True))
-    return torch_pytree.tree_unflatten(leaves, spec)
+    kind = spec.type
+    if kind not in (tuple, list, dict):
+        return torch_pytree.tree_unflatten(leaves, spec)
+    parts = leaves if spec.num_nodes == len(leaves) + 1 else list(_parts(leaves, spec))
+    return dict(zip(spec.context, parts, strict=True)) if kind is dict else kind(parts)
+
+
+def _parts(leaves: list[object], spec: TreeSpec) -> Iterator[object]:
+    end = 0
+    for child in spec.children():
+        start, end = end, end + child.num_leaves
+        yield leaves[start] if child.is_leaf() else unflatten(leaves[start:end], child)

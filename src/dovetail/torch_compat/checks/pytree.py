@@ -23,10 +23,10 @@ def check_flatten() -> str | None:
 
 def check_unflatten() -> str | None:
     """A container is rebuilt with other leaves, and with its types."""
-    _, spec = pytree.flatten({"a": [1, (2, OrderedDict(b=3))]})
-    rebuilt = pytree.unflatten([4, 5, 6], spec)
+    _, spec = pytree.flatten({"a": [1, (2, OrderedDict(b=3)), [], {}], 1: 4})
+    rebuilt = pytree.unflatten([4, 5, 6, 7], spec)
     return first_difference(
-        ("the container", rebuilt, {"a": [4, (5, OrderedDict(b=6))]}),
+        ("the container", rebuilt, {"a": [4, (5, OrderedDict(b=6)), [], {}], 1: 7}),
         ("the type inside", type(rebuilt["a"][1][1]), OrderedDict),
     )
 
