@@ -76,8 +76,14 @@ class TensorKinds:
     _memory: Memory | None = None
     _runs: list[_Run] = field(init=False)
     _pick_without_gradient: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]] = field(init=False)
+    _pick_leaves: Callable[[Sequence[Any]], Sequence[Any]] = field(init=False)
+    _pick_of_leaves: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]] = field(init=False)
+    _distinct: int = field(init=False)
 
     def __post_init__(self) -> None:
+        sources = [source for _, source in self.leaves]
+        self._pick_leaves, self._pick_of_leaves = picker([place for place, _ in self.leaves]), picker(sources)
+        self._distinct = len(set(sources))
         self._runs = _runs_of(self.sources)
         self._pick_without_gradient = picker(self.without_gradient)
 
@@ -176,9 +182,11 @@ class TensorKinds:
             return False
         if self._hookable and any(any(hook_tables(tensors[i])) for i in self._hookable):
             return False  # the state is watched with the reachable state
-        marks = self._marks(tensors)
         if not self._leaves_are(tensors, leaves):
             return False
+        if not self.accesses.written:  # wherever they lie
+            return True
+        marks = self._marks(tensors)
         if marks == self._checked:
             return True
         moved = self._moved(marks)
@@ -222,14 +230,16 @@ class TensorKinds:
 
     def _leaves_are(self, tensors: Sequence[torch.Tensor], leaves: Sequence[Any]) -> bool:
         """Whether each tensor leaf is the tensor of its source, and of no other."""
-        for place, source in self.leaves:
-            leaf = leaves[place]
-            if leaf is not tensors[source] or (source != self._state_ids.get(id(leaf), source)):
-                return False
-        if len(self.leaves) > 1:
-            distinct = {source for _, source in self.leaves}
-            return len({id(leaves[place]) for place, _ in self.leaves}) == len(distinct)
-        return True
+        given, expected = self._pick_leaves(leaves), self._pick_of_leaves(tensors)
+        if not all(map(is_, given, expected)):
+            return False
+        ids = set(map(id, given))
+        if len(ids) != self._distinct:
+            return False
+        state = self._state_ids
+        return state.keys().isdisjoint(ids) or all(
+            state.get(id(leaf), source) == source for leaf, (_, source) in zip(given, self.leaves, strict=True)
+        )
 
 
 def _runs_of(sources: Sequence[Source]) -> list[_Run]:
