@@ -215,6 +215,23 @@ def _updates(count: int, *, is_sgd: bool) -> tuple[Tree, Callable[..., Any]]:
     return ((weights, gradients), sgd) if is_sgd else ((weights, gradients, first, second, jnp.zeros(())), adamw)
 
 
+def _as_a_function(width: int, batch: int, layers: int = 4) -> tuple[Tree, Callable[..., Any]]:
+    """The same of layers without biases, and SGD."""
+    x, y = _normal(batch, width), _normal(batch, width)
+
+    def loss(weights: Tree) -> Array:
+        h = x
+        for weight in weights.values():
+            h = jax.nn.relu(h @ weight)
+        return ((h - y) ** 2).mean()
+
+    def step(weights: Tree) -> Any:
+        found, gradients = jax.value_and_grad(loss)(weights)
+        return (jax.tree.map(lambda w, g: w - _RATE * g, weights, gradients),), found
+
+    return ({f"layer{n}": _normal(width, width) for n in range(layers)},), step
+
+
 def _gpt2(batch: int, time: int) -> tuple[Tree, Callable[..., Any]]:
     """The GPT-2 of `jax_worker`, with 4 layers; each step draws other masks."""
     key = next(_KEYS)
@@ -241,6 +258,7 @@ SMALL_STEPS: dict[str, Callable[[], tuple[Tree, Callable[..., Any]]]] = {
     "Atari CNN": lambda: _trained(_atari()),
     "DQN with a target network": lambda: _trained(_deep_q()),
     "GPT 4x64, 16 tokens": lambda: _trained(_tiny_gpt()),
+    "MLP 4x64 as a function": lambda: _as_a_function(64, 32),
     "AdamW, 10 tensors": lambda: _updates(10, is_sgd=False),
     "AdamW, 200 tensors": lambda: _updates(200, is_sgd=False),
     "SGD, 200 tensors": lambda: _updates(200, is_sgd=True),

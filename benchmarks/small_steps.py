@@ -127,6 +127,25 @@ def updates(kind: Callable[..., torch.optim.Optimizer], count: int) -> Step:
     return kind(parameters, 1e-3).step
 
 
+def as_a_function(width: int, batch: int, layers: int = 4) -> Step:
+    """The MLP as a function of its weights, with gradients by `torch.func` and SGD: each call leaves new weights."""
+    x, y = torch.randn(batch, width), torch.randn(batch, width)
+    state = {"weights": {name: 0.1 * torch.randn(width, width) for name in map("layer{}".format, range(layers))}}
+
+    def loss_of(weights: dict[str, Tensor]) -> Tensor:
+        h = x
+        for weight in weights.values():
+            h = F.relu(h @ weight)
+        return ((h - y) ** 2).mean()
+
+    def step() -> Tensor:
+        gradients, loss = torch.func.grad_and_value(loss_of)(state["weights"])
+        state["weights"] = {name: weight - 1e-3 * gradients[name] for name, weight in state["weights"].items()}
+        return loss
+
+    return step
+
+
 def larger(model: str) -> Step:
     """The usual step of a model of `benchmarks.models.MODELS`, dropout included."""
     workload = build_workload(model)
@@ -145,6 +164,7 @@ SMALL_STEPS: dict[str, Callable[[], Step]] = {
     "Atari CNN": atari,
     "DQN with a target network": deep_q,
     "GPT 4x64, 16 tokens": tiny_gpt,
+    "MLP 4x64 as a function": lambda: as_a_function(64, 32),
     "AdamW, 10 tensors": lambda: updates(torch.optim.AdamW, 10),
     "AdamW, 200 tensors": lambda: updates(torch.optim.AdamW, 200),
     "SGD, 200 tensors": lambda: updates(torch.optim.SGD, 200),

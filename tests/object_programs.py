@@ -9,8 +9,9 @@ from __future__ import annotations
 import copy
 import linecache
 import random
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 
@@ -56,6 +57,21 @@ _LINES = (
     "s.l.pop(0) if len(s.l) > 1 else None",
     "q = s.l; s.l = [q[-1]]; s.e = q",
     "s.a.o = Box(s.b.w - x)",
+    "s.w = {'a': [v * 0.5 + x for v in s.w['a']], 'n': s.w['n']}",
+    "s.w = {'a': s.w['a'][1:] + [x * 2], 'n': s.w['n'] + 1}",
+    "s.w['a'][0].add_(x)",
+    "s.w['a'][-1] = x * 5",
+    "s.v, s.w = s.w, {'a': [*s.w['a']], 'n': 0}",
+    "s.v = s.w['a']",
+    "s.p = Pair(s.p.h * 0.5 + x, s.p.n + 1)",
+    "s.p = Pair(s.p.h, s.p.n, [s.p.h + x])",
+    "s.p.h = s.p.h + x",
+    "s.g = Group(s.g.u + x, [s.g.u, *s.g.held[:1]])",
+    "s.g = s.g._replace(held=[s.g.u * 2])",
+    "r.append(s.w['a'][0] * s.w['n'])",
+    "r.append(s.p.h + s.p.n)",
+    "r.append(s.g.u + s.g.held[0])",
+    "r.append(s.w['a'][0] is s.w['a'][-1])",
     "told(s.b, s.l, x.sum())",
 )
 _BETWEEN = (
@@ -73,6 +89,20 @@ _BETWEEN = (
     "s.n = 8",
     "s.b = copy.copy(s.b)",
     "s.e = []",
+    "s.w['a'].append(torch.ones(2))",
+    "s.w['a'][0] = torch.ones(2) * 5",
+    "s.w['a'].reverse()",
+    "s.w['a'] = [s.w['a'][0]] * 2",
+    "s.w = {'n': s.w['n'], 'a': s.w['a']}",
+    "s.w['n'] = 2.5",
+    "s.v = s.w['a']",
+    "s.v = s.w",
+    "s.p.h = torch.ones(2, dtype=torch.float64)",
+    "s.p.n = 4",
+    "s.p = Pair(s.g.u, 1, s.g.held)",
+    "s.g = Group(s.p.h, [s.a.w])",
+    "s.g.held.append(s.g.u)",
+    "s.g.held[0] = torch.zeros(3)[1:]",
 )
 
 
@@ -82,11 +112,25 @@ class Box:
         self.o = o
 
 
+@dataclass(slots=True)
+class Pair:
+    h: torch.Tensor
+    n: float
+    more: Any = None
+
+
+class Group(NamedTuple):
+    u: torch.Tensor
+    held: list[torch.Tensor]
+
+
 class State:
     def __init__(self) -> None:
         self.a, self.b = Box(torch.zeros(2)), Box(torch.ones(2))
         self.l, self.d, self.t = [Box(torch.ones(2) * 2), self.a], {"k": self.b}, (self.a, self.b)
         self.n, self.e = 0, None
+        self.w, self.v = {"a": [torch.ones(2), torch.zeros(2)], "n": 1}, None
+        self.p, self.g = Pair(torch.ones(2), 0), Group(torch.ones(2), [torch.zeros(2)])
 
 
 def followed(seed: int, wrap: Callable[[Any], Any]) -> tuple[list[Any], str]:
@@ -103,7 +147,7 @@ def followed(seed: int, wrap: Callable[[Any], Any]) -> tuple[list[Any], str]:
     def told(box: Box, boxes: list[Box], number: torch.Tensor) -> None:
         heard.append([float(number), *_shown([box, boxes], {})])
 
-    known = {"s": state, "Box": Box, "torch": torch, "copy": copy, "told": told}
+    known = {"s": state, "Box": Box, "Pair": Pair, "Group": Group, "torch": torch, "copy": copy, "told": told}
     exec(compile(text, name, "exec"), known)
     step, seen, refusal = wrap(known["step"]), [], ""
     for n in range(CALLS):
@@ -122,11 +166,16 @@ def _shown(item: Any, met: dict[int, Any]) -> Any:
     """Values, and which objects are one. met: objects, by identity, with their numbers."""
     if isinstance(item, torch.Tensor):
         return item.tolist()
-    if isinstance(item, list | dict | tuple | Box):
+    if isinstance(item, list | dict | tuple | Box | Pair):
         if id(item) in met:
             return f"object {met[id(item)][0]}"
         if not isinstance(item, tuple):
             met[id(item)] = len(met), item
-        held = item.values() if isinstance(item, dict) else vars(item).values() if isinstance(item, Box) else item
-        return [type(item).__name__, *(_shown(part, met) for part in held)]
+        return [type(item).__name__, *(_shown(part, met) for part in _held(item))]
     return item
+
+
+def _held(item: Any) -> Iterable[Any]:
+    if isinstance(item, Pair):
+        return (item.h, item.n, item.more)
+    return item.values() if isinstance(item, dict) else vars(item).values() if isinstance(item, Box) else item

@@ -16,10 +16,10 @@ import torch
 
 from dovetail.reach import tables
 from dovetail.reach.contents import MISSING, Snapshot
+from dovetail.reach.expected_values import OfType, TupleOf
 from dovetail.reach.guard import PythonGuard
 from dovetail.reach.guarded import Guarded, Table
 from dovetail.reach.guards import PythonGuards
-from dovetail.reach.levels import OfType, TupleOf
 from tests.reach.memory import ask_memory_always
 
 

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from dovetail.reach.contents import MISSING, Snapshot
+from dovetail.reach.expected_values import OfType
 from dovetail.reach.guard import PythonGuard
 from dovetail.reach.guarded import FUNCTION_PARTS, Guarded, Table
-from dovetail.reach.levels import OfType
 from dovetail.reach.object_layout import object_layout, place_of_member, place_of_table, word_at
 from dovetail.reach.slots import in_slot
 from tests.reach.memory import ask_memory_always

@@ -22,10 +22,11 @@ from typing import Any, TypeAlias
 import torch
 
 from dovetail.reach.contents import MISSING, Snapshot, in_cell
+from dovetail.reach.expected_values import can_change, is_new
 from dovetail.reach.guarded import FUNCTION_PARTS, Guarded, Table
-from dovetail.reach.levels import is_any_array, levels_of, picker
+from dovetail.reach.levels import levels_of, picker
 from dovetail.reach.libraries import is_library_class
-from dovetail.reach.memory_words import ChangedWord, MemoryWords, NotInWords, WordList
+from dovetail.reach.memory_words import ChangedWord, MemoryWords, NotInWords, Place, WordList
 from dovetail.reach.object_layout import object_at
 from dovetail.reach.read_numbers import ReadNumber, ReadNumbers
 from dovetail.reach.slots import in_slot
@@ -63,7 +64,7 @@ class PythonGuard:
         self._tables.forget()
         for level in self._levels:
             level.forget()
-        if self._is_bound:  # arrays among the inputs are those of now
+        if self._is_bound:  # arrays among the inputs are those of now, and so are new containers
             self._distinct = self._distinct_now() or self._distinct
         self._words: _Words | None = None
         self._changed_word: ChangedWord | None = None
@@ -96,7 +97,7 @@ class PythonGuard:
             parts, held = slots.snapshot.held(item)
             if type(item) in _BUILT_IN and not held and parts in (None, ((), ())):
                 self._empty.append(item)
-            elif held and shows_all(item) and not any(map(is_any_array, held)):
+            elif held and shows_all(item) and all(is_new(x) or not can_change(x) for x in held):
                 half = len(held) // 2
                 wholes.append(Table(title, "[{!r}]", held[:half], held[half:], is_whole=True))
                 own.append(item)
@@ -109,7 +110,7 @@ class PythonGuard:
         self._own = own
 
         def is_other(value: Any) -> bool:
-            return is_any_array(value) if self._is_bound else _has_more(value, slots.snapshot)
+            return can_change(value) if self._is_bound else _has_more(value, slots.snapshot)
 
         self._tables = Tables(tables, is_other, keeps_tuples=self._is_bound)
         return containers
@@ -199,7 +200,7 @@ class PythonGuard:
 
     def _met(self, objects: Sequence[Any], tables: Sequence[dict[Any, Any]], tensors: list[Any]) -> list[Any] | None:
         """The containers that code can change, where all values are as expected; tensors are added to `tensors`."""
-        met: list[Any] = [*self._own, *self._empty]
+        met: list[Any] = [*self._own, *self._empty, *(objects if self._is_bound else ())]
         values: Sequence[Any] = self._values(objects, tables)
         for level in self._levels:
             below = level.look(values, tensors, met)
@@ -247,13 +248,12 @@ class PythonGuard:
         self._tables.put_into(words, found)
         for item in self._empty:
             words.add_size(item, 0)
-        count = words.count
-        tensors = None
+        count, tensors = words.count, None
         try:
             tensors = self._values_in(words, objects, tables)
         except NotInWords:
             words.forget_from(count)
-        return words.made(changed_word), tensors
+        return words.made(changed_word, (words.new and self._met(objects, tables, [])) or ()), tensors
 
     def _tables_in(self, words: WordList, objects: Sequence[Any]) -> list[Callable[[], dict[Any, Any]]]:
         """Let words show the objects and which tables they have; gives what gives the tables. Raises: NotInWords."""
@@ -281,7 +281,7 @@ class PythonGuard:
         if self._asked:
             raise NotInWords
         values: Sequence[Any] = self._values(objects, tables)
-        slots: list[int | None] = [None] * len(self._tables.found(tables))
+        slots: list[Place] = [*self._tables.places(tables)]
         slots += words.slots_of_cells(self._cells)
         for number, descriptor in self._descriptors:
             slots.append(words.slot_of_member(objects[number], descriptor, in_slot(objects[number], descriptor)))

@@ -3,14 +3,13 @@
 A level holds values side by side: plain ones, which count by value, containers, which count by what they hold, and
 other objects, of which only the identity counts. What the containers of one level hold is the next level. A level is
 usually one comparison of identities; only where an identity differs are values compared one by one. What a program
-takes as an input counts by its type alone (`OfType`).
+takes as an input, or what holds inputs, is one of `dovetail.reach.expected_values`.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain, compress
 from operator import itemgetter
@@ -29,48 +28,12 @@ from dovetail.reach.contents import (
     is_plain,
     parts_of,
 )
-from dovetail.reach.memory_words import NotInWords, WordList, in_slot_at
-from dovetail.reach.values import holds_more, is_a, is_same
+from dovetail.reach.expected_values import STAND_INS, can_change, fits, is_new
+from dovetail.reach.memory_words import NotInWords, Place, WordList, in_slot_at
+from dovetail.reach.values import holds_more, is_a
 from dovetail.torch_compat.fakes import is_fake
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class OfType:
-    """Stands for a value that is an input of a program: only its type counts."""
-
-    kind: type
-
-    def fits(self, now: Any) -> bool:
-        """Whether a value can be that input."""
-        return type(now) is self.kind
-
-
-def is_any_array(expected: Any) -> bool:
-    """Whether this stands for an array that is an input; whether two such arrays are one counts."""
-    return is_a(expected, OfType) and issubclass(expected.kind, np.ndarray)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TupleOf:
-    """Stands for a tuple with inputs of a program among its parts."""
-
-    kind: type
-    parts: tuple[Any, ...]
-
-    def fits(self, now: Any) -> bool:
-        """Whether a tuple has these parts."""
-        if type(now) is not self.kind:
-            return False
-        parts: Any = now
-        return tuple.__len__(parts) == len(self.parts) and all(map(_fits, self.parts, tuple.__iter__(parts)))
-
-
-_STAND_INS = (OfType, TupleOf)
 _MUTABLE = (set, bytearray, np.ndarray)
-
-
-def _fits(expected: Any, now: Any) -> bool:
-    return expected.fits(now) if is_a(expected, _STAND_INS) else is_same(expected, now)
 
 
 class Values:
@@ -80,21 +43,31 @@ class Values:
     go then (`forget`).
     """
 
-    __slots__ = ("_arrays", "_expected", "_ids", "_inputs", "_now", "_pick_inputs", "_pick_rest", "_places", "watched")
+    __slots__ = (
+        "_changing",
+        "_expected",
+        "_ids",
+        "_inputs",
+        "_now",
+        "_pick_inputs",
+        "_pick_rest",
+        "_places",
+        "watched",
+    )
 
     def __init__(self, expected: Sequence[Any], *, keeps_tuples: bool = False) -> None:
-        """Expect these, or what `OfType` and `TupleOf` stand for.
+        """Expect these, or what stands for them.
 
         keeps_tuples: they stay alive, and others with the same parts are as good.
         """
-        inputs = [n for n, x in enumerate(expected) if is_a(x, _STAND_INS)]
+        inputs = [n for n, x in enumerate(expected) if is_a(x, STAND_INS)]
         self._inputs = [expected[n] for n in inputs]
         self._places: Sequence[int] = range(len(expected))
         if inputs:
             self._places = [n for n in self._places if n not in set(inputs)]
             self._pick_inputs, self._pick_rest = picker(inputs), picker(self._places)
             expected = [expected[n] for n in self._places]
-        self._arrays = list(map(is_any_array, self._inputs))
+        self._changing = [n for n, x in enumerate(self._inputs) if can_change(x)]
         self._ids = list(map(id, expected))
         self._expected = [x if counts_by_value(x) or (keeps_tuples and is_a(x, tuple)) else _OTHER for x in expected]
         self.watched: Sequence[Any] = [x for x, kept in zip(expected, self._expected, strict=True) if kept is _OTHER]
@@ -106,14 +79,17 @@ class Values:
     def are(self, values: Sequence[Any]) -> bool:
         """Whether these are as expected."""
         if self._inputs:
-            if not all(map(_fits, self._inputs, self._pick_inputs(values))):
+            if not all(map(fits, self._inputs, self._pick_inputs(values))):
                 return False
             values = self._pick_rest(values)
         return list(map(id, values)) == self._ids or self._are_equal(values)
 
-    def arrays(self, values: Sequence[Any]) -> Iterable[Any]:
-        """The arrays among those that are inputs."""
-        return compress(self._pick_inputs(values), self._arrays) if any(self._arrays) else ()
+    def changing(self, values: Sequence[Any]) -> Iterable[Any]:
+        """What code can change of those that are inputs, or that hold some."""
+        if not self._changing:
+            return ()
+        inputs = self._pick_inputs(values)
+        return chain.from_iterable(self._inputs[n].changing(inputs[n]) for n in self._changing)
 
     def difference(self, values: Sequence[Any]) -> tuple[int, Any, Any] | None:
         """The place of the first value that is not as expected; what was expected, MISSING if unknown; the value."""
@@ -127,18 +103,23 @@ class Values:
                     return place, MISSING, values[place]
         return None
 
-    def put_into(self, words: WordList, slots: Sequence[int | None]) -> None:
-        """Let words show whether values are as expected. slots: where each is; None where other words show it."""
+    def put_into(self, words: WordList, slots: Sequence[Place]) -> None:
+        """Let words show whether values are as expected. slots: where each is; None where other words show it.
+
+        Raises: NotInWords where nothing tells where something is that is new in each call.
+        """
         for n, place in enumerate(self._places):
             slot = slots[place]
-            if slot is not None:
+            if isinstance(slot, int):
                 is_other = self._expected[n] is _OTHER
                 words.add_slot(slot, self._ids[n], None if is_other else partial(self._equal_at, n, slot))
         if self._inputs:
             self._now = list(self._inputs)
             for n, place in enumerate(self._pick_inputs(range(len(slots)))):
                 slot = slots[place]
-                if slot is not None:
+                if is_new(self._inputs[n]):
+                    words.look_into(self._inputs[n], slot)
+                elif isinstance(slot, int):
                     words.add(slot, 0, partial(self._input_at, n, slot))
 
     def _equal_at(self, number: int, slot: int) -> int | None:
@@ -150,7 +131,7 @@ class Values:
 
     def _input_at(self, number: int, slot: int) -> int | None:
         value = in_slot_at(slot)
-        if not _fits(self._inputs[number], value):
+        if not fits(self._inputs[number], value):
             return None
         self._now[number] = value  # else another object may come to be at its address
         return id(value)
@@ -211,7 +192,7 @@ class _Group:
             return None
         return list(chain.from_iterable(map(base.__iter__, found)))
 
-    def put_into(self, words: WordList, found: Sequence[Any], slots: Sequence[int | None]) -> list[int | None]:
+    def put_into(self, words: WordList, found: Sequence[Any], slots: Sequence[Place]) -> list[Place]:
         """Let words show whether containers hold as many things of the same kinds; gives where these are, in the order
         of `look`. slots: where the containers are. Raises: NotInWords.
         """
@@ -219,7 +200,7 @@ class _Group:
         if self.base is None and not (is_of_functions and all(self._parts)):
             raise NotInWords
         for slot, item in zip(slots, found, strict=True):
-            if slot is not None:
+            if isinstance(slot, int):
                 words.add_slot(slot, id(item))
         if is_of_functions:
             return list(chain.from_iterable(map(words.slots_of_function, found)))
@@ -290,7 +271,7 @@ class Level:
         leaves = values if self._is_flat else self._pick(values)
         if not self._leaves.are(leaves):
             return None
-        met += self._leaves.arrays(leaves)
+        met += self._leaves.changing(leaves)
         if self._tensors:
             tensors += [leaves[n] for n in self._tensors]
         below: list[Any] = []
@@ -301,13 +282,13 @@ class Level:
             below += held
         return below
 
-    def put_into(self, words: WordList, values: Sequence[Any], slots: Sequence[int | None]) -> list[int | None]:
+    def put_into(self, words: WordList, values: Sequence[Any], slots: Sequence[Place]) -> list[Place]:
         """Let words show whether values are as expected; gives where what `look` gives is. Raises: NotInWords.
 
         slots: where each value is; None where other words show that it is the same.
         """
         self._leaves.put_into(words, [slots[place] for place in self._places])
-        below: list[int | None] = []
+        below: list[Place] = []
         for group in self._groups:
             below += group.put_into(words, group.pick(values), [slots[place] for place in group.places])
         return below

@@ -13,10 +13,13 @@ from __future__ import annotations
 import weakref
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from functools import partial
 from typing import Any, TypeAlias
 
 from dovetail.reach.contents import MISSING
+from dovetail.reach.expected_values import PartsOf
 from dovetail.reach.object_layout import (
     ObjectLayout,
     object_at,
@@ -35,6 +38,11 @@ ChangedWord: TypeAlias = Callable[[int, int, int], int]
 Check: TypeAlias = Callable[[], "int | None"]
 """The word that is as good as the one that was expected; None where what is there is not."""
 
+Place: TypeAlias = "int | Callable[[], Any] | None"
+"""Where a value is: an address, or what gives it; None where other words show it."""
+
+LookedInto: TypeAlias = "tuple[PartsOf, Callable[[], Any]]"
+
 _WORD = 8
 
 
@@ -45,11 +53,19 @@ class NotInWords(Exception):
 class MemoryWords:
     """Whether words are as they were; see the module docstring."""
 
-    __slots__ = ("_changed", "_checks", "_count", "_pairs", "_start")
+    __slots__ = ("_changed", "_checks", "_count", "_known", "_new", "_pairs", "_start")
 
-    def __init__(self, changed: ChangedWord, pairs: array[int], checks: dict[int, Check]) -> None:
-        """Expect these. checks: by the number of the pair."""
+    def __init__(
+        self,
+        changed: ChangedWord,
+        pairs: array[int],
+        checks: dict[int, Check],
+        new: Sequence[LookedInto] = (),
+        known: AbstractSet[int] = frozenset(),
+    ) -> None:
+        """Expect these. checks: by the number of the pair. new, known: see `look_into` and `made` of `WordList`."""
         self._changed = changed
+        self._new, self._known = new, known
         self._pairs = pairs
         self._start, self._count = pairs.buffer_info()[0], len(pairs) // 2
         self._checks = checks
@@ -64,7 +80,17 @@ class MemoryWords:
                 return False
             self._pairs[2 * at + 1] = word
             at = self._changed(self._start, at + 1, self._count)
-        return True
+        return not self._new or self._are_new_as_expected()
+
+    def _are_new_as_expected(self) -> bool:
+        """Whether what is new in each call holds what is expected, and each is an object of its own."""
+        changing = list[int]()
+        for expected, get in self._new:
+            now = get()
+            if not expected.fits(now):
+                return False
+            changing += map(id, expected.changing(now))
+        return len(set(changing)) == len(changing) and self._known.isdisjoint(changing)
 
 
 class WordList:
@@ -78,22 +104,31 @@ class WordList:
         self.layout: ObjectLayout = layout
         self._pairs: list[tuple[int, int]] = []
         self._checks: dict[int, Check] = {}
+        self.new: list[LookedInto] = []
 
     @property
     def count(self) -> int:
         """How many there are."""
         return len(self._pairs)
 
-    def made(self, changed: ChangedWord) -> MemoryWords:
-        """What compares them."""
-        return MemoryWords(changed, *self.taken())
+    def made(self, changed: ChangedWord, met: Iterable[Any] = ()) -> MemoryWords:
+        """What compares them. met: objects that code can change; those that are not new stay what they are."""
+        new = {id(x) for expected, get in self.new for x in expected.changing(get())}
+        return MemoryWords(changed, *self.taken(), self.new, frozenset(map(id, met)) - new)
+
+    def look_into(self, expected: PartsOf, place: Place) -> None:
+        """Where the words are as they were, look at something that is new in each call. Raises: NotInWords."""
+        if place is None:
+            raise NotInWords
+        self.new.append((expected, partial(in_slot_at, place) if isinstance(place, int) else place))
 
     def taken(self) -> tuple[array[int], dict[int, Check]]:
         """The pairs, and what is asked where the word of one is another one; for what compares them by itself."""
         return array("Q", [word for pair in self._pairs for word in pair]), self._checks
 
     def forget_from(self, count: int) -> None:
-        """Keep so many, the first ones."""
+        """Keep so many, the first ones, and look into nothing."""
+        self.new.clear()
         del self._pairs[count:]
         self._checks = {at: check for at, check in self._checks.items() if at < count}
 
@@ -162,7 +197,7 @@ class WordList:
         except LookupError:
             raise NotInWords from None
 
-    def open(self, item: Any, base: Any, count: int) -> list[int | None]:
+    def open(self, item: Any, base: Any, count: int) -> list[Place]:
         """What shows that a container of a built-in class holds so many things, and where; a dictionary's keys and
         values are as they were while its version is. Raises: NotInWords.
         """

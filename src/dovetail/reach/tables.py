@@ -14,6 +14,7 @@ from operator import ne
 from typing import Any
 
 from dovetail.reach.contents import MISSING
+from dovetail.reach.expected_values import Anything, is_new
 from dovetail.reach.guarded import Table
 from dovetail.reach.levels import Values, picker
 from dovetail.reach.memory_words import WordList
@@ -40,10 +41,11 @@ class Tables:
             (number, name, value, table.label(name))
             for number, table in enumerate(tables)
             for name, value in zip(table.names, table.values, strict=True)
-            if not table.is_whole and is_other(value)
+            if (is_new(value) if table.is_whole else is_other(value))
         ]
         self.others = [(value, label) for *_, value, label in others]
         self._other_places = [(number, name) for number, name, *_ in others]
+        self._are_new = [is_new(value) for *_, value, _ in others]
         self._pick_others, self._other_names = picker([n for n, *_ in others]), [name for _, name, *_ in others]
         self._flat: Values | None = None
         if version_of_dict is None:
@@ -85,10 +87,15 @@ class Tables:
         return next(filter(None, found), None)
 
     def put_into(self, words: WordList, tables: Sequence[Callable[[], dict[Any, Any]]]) -> None:
-        """Let words show whether entries are as before, and `others` the same. tables: what gives the dictionaries."""
+        """Let words show whether entries are as before, and `others` the same, but for what is new in each call.
+
+        tables: what gives the dictionaries.
+        """
         others: dict[int, list[tuple[Any, int]]] = {}
-        for (number, name), value in zip(self._other_places, self.found([get() for get in tables]), strict=True):
-            others.setdefault(number, []).append((name, id(value)))
+        now = self.found([get() for get in tables])
+        for (number, name), value, is_other in zip(self._other_places, now, self._are_new, strict=True):
+            if not is_other:
+                others.setdefault(number, []).append((name, id(value)))
         for number, get in enumerate(tables):
             words.add_version(get(), partial(self._version, number, get, others.get(number, [])))
 
@@ -101,6 +108,11 @@ class Tables:
             id(dict.get(table, name, MISSING)) == value for name, value in others
         )
         return version if is_as_before else None
+
+    def places(self, dicts: Sequence[dict[Any, Any]]) -> list[Callable[[], Any] | None]:
+        """What gives each of `others` that is new in each call; None for the rest."""
+        known = zip(self._other_places, self._are_new, strict=True)
+        return [partial(dict.get, dicts[n], name, MISSING) if is_one else None for (n, name), is_one in known]
 
     def found(self, dicts: Sequence[dict[Any, Any]]) -> Sequence[Any]:
         """What `others` are now."""
@@ -117,7 +129,8 @@ class _Entries:
     def __init__(self, table: Table, is_other: Callable[[Any], bool], keeps_tuples: bool) -> None:
         pairs = list(zip(table.names, table.values, strict=True))
         if table.is_whole:
-            self.names, self.before = table.names, [*table.names, *table.values]
+            self.names = table.names
+            self.before = [*table.names, *(Anything() if is_new(value) else value for value in table.values)]
         else:
             pairs = [(name, value) for name, value in pairs if not is_other(value)]
             self.names, self.before = [name for name, _ in pairs], [value for _, value in pairs]

@@ -260,6 +260,12 @@ def slots_of(kind: type) -> dict[str, Any]:
     }
 
 
+def is_made_of_attributes(kind: type) -> bool:
+    """Whether an object of a class is nothing but its attributes, and goes without a word (`__del__`)."""
+    is_object = kind_of(kind) is Kind.OBJECT and built_in_base(kind) in ATTRIBUTES_ALONE
+    return is_object and not any("__del__" in own_of(owner) for owner in mro_of(kind))
+
+
 def plain_key(value: Any) -> Hashable:
     """A key of a value of kind PLAIN: equal for values that no code can tell apart, but by identity."""
     kind = type(value)

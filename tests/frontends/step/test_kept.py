@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -441,3 +442,20 @@ def test_memory_of_a_parameter_is_not_kept() -> None:
     run(torch.ones(4, 3))
     with pytest.raises(DovetailError):
         run(torch.ones(4, 3))
+
+
+def test_another_kind_of_tensor_where_a_program_is_bound_to_nothing_is_told() -> None:
+    """What the program before was bound to is gone by then: each call replaces it."""
+    held = SimpleNamespace(h=torch.ones(2), rest=[torch.ones(2)], again=None)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        held.h = held.h * x
+        held.rest = held.again = [held.rest[0] + x]
+        return held.rest[0].sum()
+
+    compiled = dovetail.compile_step(step)
+    for n in range(6):
+        held.h = held.h.double() if n == 4 else held.h
+        assert compiled(torch.full((2,), 2.0)).item() == 6 + 4 * n
+    assert held.h.tolist() == [64, 64]
+    assert "dtype" in compiled.stats.variants[-1].reason

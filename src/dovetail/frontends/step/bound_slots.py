@@ -9,25 +9,27 @@ from typing import Any
 from dovetail.capture.ambient_modes import SameModes
 from dovetail.frontends.step.containers import Cell, Container, Fixed, Named, Path, Unordered
 from dovetail.frontends.step.hook_tables import HookGuard
+from dovetail.frontends.step.open_slots import OpenSlots
 from dovetail.frontends.step.value_walk import SCHEDULER, ValueWalk
 from dovetail.reach.contents import MISSING, Snapshot
+from dovetail.reach.expected_values import OfType, TupleOf
 from dovetail.reach.guarded import FUNCTION_PARTS, Guarded, Table
-from dovetail.reach.levels import OfType, TupleOf
 from dovetail.reach.values import is_a, slots_of
 
 
-def bound_slots(walk: ValueWalk, lifted: frozenset[Path], modes: Hashable) -> Guarded:
+def bound_slots(walk: ValueWalk, lifted: frozenset[Path], opened: OpenSlots, modes: Hashable) -> Guarded:
     """What was reached, as it was when it was walked; what only a scheduler leads to is left out.
 
     lifted: slots that may hold any value of the type that they hold now. modes: of torch, then.
     """
-    return _BoundSlots(walk, lifted).guarded(modes)
+    return _BoundSlots(walk, lifted, opened).guarded(modes)
 
 
 class _BoundSlots:
-    def __init__(self, walk: ValueWalk, lifted: frozenset[Path]) -> None:
+    def __init__(self, walk: ValueWalk, lifted: frozenset[Path], opened: OpenSlots) -> None:
         self._walk, self._lifted = walk, lifted
-        self._inputs = _inputs(walk, lifted) if lifted else {}
+        self._inside = opened.inside
+        self._inputs = _inputs(walk, lifted, opened) if lifted or opened.slots else {}
         self._moving = {key for key, slots in walk.slots.items() if lifted and all(x[2].path in lifted for x in slots)}
         self._found = Guarded(Snapshot(), is_bound=True)
         self._numbers: dict[int, int] = {}
@@ -36,14 +38,15 @@ class _BoundSlots:
     def guarded(self, modes: Hashable) -> Guarded:
         walk, found = self._walk, self._found
         for item, kind, table, container in walk.objects:
-            if container.rank != SCHEDULER:
+            if container.rank != SCHEDULER and id(container) not in self._inside:
                 number = self._numbers[id(item)] = len(found.objects)
                 found.objects.append((item, kind))
                 if table is not None:
                     found.bound_tables.append((number, table))
                     self._own.add(id(table))
         for container in walk.containers:
-            if not (container.rank == SCHEDULER or isinstance(container, Fixed) or id(container.owner) in self._moving):
+            is_elsewhere = isinstance(container, Fixed) or id(container) in self._inside
+            if not (container.rank == SCHEDULER or is_elsewhere or id(container.owner) in self._moving):
                 self._add(container)
         for slot, array in walk.arrays:
             if slot.container.rank != SCHEDULER and not self._is_input(array):
@@ -135,19 +138,21 @@ class _IsPartial:
         return "the parts of a functools.partial"
 
 
-def _inputs(walk: ValueWalk, lifted: frozenset[Path]) -> dict[int, dict[int, Any]]:
+def _inputs(walk: ValueWalk, lifted: frozenset[Path], opened: OpenSlots) -> dict[int, dict[int, Any]]:
     """By container, and by position in it: what stands for a value that is an input of a program, or that has one."""
     found: dict[int, dict[int, Any]] = {}
     for container in walk.containers:
-        for key in container.keys:
-            if container.path_of(key) not in lifted:
+        for key in container.keys if lifted else ():
+            if id(container) in opened.inside or container.path_of(key) not in lifted:
                 continue
             outer, inner = container, key
             while isinstance(outer, Fixed) and outer.parent is not None:
                 outer, inner = outer.parent, outer.key
-            position = next(n for n, known in enumerate(outer.keys) if known is inner)
+            position = outer.position_of(inner)
             expected = _expected(outer.values[position], outer.path_of(inner), lifted)
             found.setdefault(id(outer), {})[position] = expected
+    for slot in opened.slots:
+        found.setdefault(id(slot.container), {})[slot.container.position_of(slot.key)] = opened.expected(slot, lifted)
     return found
 
 

@@ -9,7 +9,7 @@ user's overrides is run, and nothing is compared by `==`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +20,6 @@ from dovetail.reach.contents import MISSING
 from dovetail.reach.values import dict_methods, is_plain_key, name_of, own_of
 
 Path = tuple[Hashable, ...]
-
 
 _NO_NAMES: Mapping[int, tuple[Hashable, str]] = {}
 
@@ -95,6 +94,10 @@ class Container:
     def is_read(self, key: Any) -> bool:
         """Whether code reads a slot."""
         return self.read_names is None or key in self.read_names
+
+    def position_of(self, key: Any) -> int:
+        """Where a key is, among `keys`."""
+        return next(n for n, known in enumerate(self.keys) if known is key)
 
     def now(self) -> tuple[list[Any], list[Any]]:
         """Keys and values of this moment."""
@@ -384,13 +387,6 @@ def each(put: Callable[[Any, Any], None], keys: list[Any], values: list[Any]) ->
             failed = failed or error
     if failed is not None:
         raise failed
-
-
-def leaf_slots(container: Container, is_leaf: Callable[[Any], bool]) -> Iterator[Slot]:
-    """The slots of a container whose values lead no further, those that are missing left out."""
-    for key, value in zip(container.keys, container.values, strict=True):
-        if value is not MISSING and is_leaf(value):
-            yield Slot(container, key)
 
 
 def are_one_by_one(items: list[Any], others: list[Any]) -> bool:

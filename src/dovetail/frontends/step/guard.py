@@ -69,9 +69,10 @@ class Bindings:
 class StepGuard:
     """See the module docstring.
 
-    record, lifted: the reachable state that the program was captured in, and the slots that are inputs. state: where
-    each tensor of the reachable state was held first. kept: slots of tensors that are read like arguments. reads: what
-    the code read besides what the reachable state compares. constants: tensors, with the versions that they must have.
+    record, lifted: the reachable state that the program was captured in, and the slots that are inputs. opened: those
+    in which calls leave new containers. state: where each tensor of the reachable state was held first. kept: slots of
+    tensors that are read like arguments. reads: what the code read besides what the reachable state compares.
+    constants: tensors, with the versions that they must have.
     questions: that the program asks, by number. early: those that are asked beforehand.
     changed_word: what compares words of memory, if machine code is to.
     """
@@ -80,6 +81,7 @@ class StepGuard:
     kinds: TensorKinds
     record: Record
     lifted: frozenset[Path]
+    opened: frozenset[Path]
     state: list[Path]
     kept: list[Path]
     reads: PythonGuard
@@ -158,7 +160,10 @@ class StepGuard:
         if read:
             return read
         state = self.state_in(reachable)
-        return "a tensor is gone" if state is None else self.kinds.difference(state, self.given(leaves))
+        if state is None:
+            return "a tensor is gone"
+        kept = [_held(reachable.slot(path).read) for path in self.kept]  # whatever the program is bound to
+        return self.kinds.difference(state, [*leaves, *kept])
 
     def state_in(self, reachable: ReachableState) -> list[torch.Tensor] | None:
         """The tensors of a reachable state that the program was captured with, or those in their places.

@@ -20,7 +20,6 @@ from dovetail.frontends.step.reachable_state import ReachableState
 from dovetail.ir.calling import Formatted, FromConstant, FromLeft, FromOutput, WithLook
 from dovetail.ops.seen import as_seen
 from dovetail.reach.values import (
-    ATTRIBUTES_ALONE,
     CONTAINERS,
     LOOKED_INTO,
     PLAIN,
@@ -30,6 +29,7 @@ from dovetail.reach.values import (
     has_attributes,
     is_a,
     is_heap_type,
+    is_made_of_attributes,
     is_plain_key,
     kind_of,
     mro_of,
@@ -224,12 +224,12 @@ def _containers_in(value: Any, *, and_objects: bool = False) -> Iterator[Any]:
 
 def grown(tree: Tree, run: Handed) -> Any:
     """The value of one run."""
+    if isinstance(tree, FromOutput):
+        return run.results[tree.output]
     if isinstance(tree, FromConstant):
         return tree.value
     if isinstance(tree, FromPlace):
         return run.places[tree.path]
-    if isinstance(tree, FromOutput):
-        return run.results[tree.output]
     if isinstance(tree, FromLeft):
         return run.left[tree.left]
     if isinstance(tree, WithLook):
@@ -261,12 +261,6 @@ def _fill(made: Any, tree: New, parts: list[Any]) -> None:
                 slots[name].__set__(made, part)
             else:
                 attributes_of(made)[name] = part
-
-
-def is_made_of_attributes(kind: type) -> bool:
-    """Whether an object of a class is nothing but its attributes, and goes without a word (`__del__`)."""
-    is_object = kind_of(kind) is Kind.OBJECT and built_in_base(kind) in ATTRIBUTES_ALONE
-    return is_object and not any("__del__" in own_of(owner) for owner in mro_of(kind))
 
 
 def _all_slots(kind: type) -> dict[str, Any]:

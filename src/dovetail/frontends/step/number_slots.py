@@ -90,7 +90,7 @@ class NumberSlot:
         def bind(value: Any) -> None:
             container = outer.container
             if container.values and any(key is outer.key for key in container.keys):
-                container.values[next(n for n, key in enumerate(container.keys) if key is outer.key)] = None
+                container.values[container.position_of(outer.key)] = None
             outer.write(_with_item(outer.read(), items, value) if items else value)
 
         return bind

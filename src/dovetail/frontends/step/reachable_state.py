@@ -18,7 +18,8 @@ import torch
 
 from dovetail.capture.ambient_modes import ambient_modes
 from dovetail.frontends.step.bound_slots import bound_slots
-from dovetail.frontends.step.containers import Container, Fixed, Path, Slot, Unordered, leaf_slots
+from dovetail.frontends.step.containers import Container, Fixed, Path, Slot, Unordered
+from dovetail.frontends.step.open_slots import OpenSlots
 from dovetail.frontends.step.record import Record, record_of
 from dovetail.frontends.step.slot_changes import Change, changes_in
 from dovetail.frontends.step.source_locator import SourceLocator
@@ -28,7 +29,7 @@ from dovetail.ir.program import Origin
 from dovetail.ir.provenance import is_library_file
 from dovetail.passes.collection import collection_paused
 from dovetail.reach.codes import asks_class, names_of
-from dovetail.reach.contents import is_compared_by_contents
+from dovetail.reach.contents import MISSING, is_compared_by_contents
 from dovetail.reach.guard import PythonGuard
 from dovetail.reach.names import Names
 from dovetail.reach.reads import Reads
@@ -206,7 +207,7 @@ class ReachableState:
     def slots(self) -> list[Slot]:
         """Every slot where something is held that leads no further: a plain value, a tensor, an opaque object."""
         walk = self._walk
-        return [slot for container in walk.containers for slot in leaf_slots(container, lambda x: not walk.leads_on(x))]
+        return [x for container in walk.containers for x in _leaf_slots(container, lambda x: not walk.leads_on(x))]
 
     @property
     def compared(self) -> frozenset[tuple[int, str]]:
@@ -261,10 +262,14 @@ class ReachableState:
         with collection_paused():
             return record_of(self._walk, lifted, self._modes)
 
-    def guard(self, lifted: frozenset[Path] = frozenset()) -> PythonGuard:
-        """Tells whether it is still so. lifted: as in `record`."""
+    def guard(self, lifted: frozenset[Path] = frozenset(), opened: OpenSlots | None = None) -> PythonGuard:
+        """Tells whether it is still so. lifted: as in `record`. opened: slots whose containers may be new ones."""
         with collection_paused():
-            return PythonGuard(bound_slots(self._walk, lifted, self._modes))
+            return PythonGuard(bound_slots(self._walk, lifted, opened or self.opened(()), self._modes))
+
+    def opened(self, paths: Collection[Path]) -> OpenSlots:
+        """The slots of some paths that hold containers which nothing else holds."""
+        return OpenSlots(self._walk, paths)
 
     def changes(self) -> list[Change]:
         """What holds something else than when this was made, or was last refreshed: by identity, or by a plain value.
@@ -342,6 +347,13 @@ class ReachableState:
 
     def _of(self, kind: Kind) -> list[tuple[str, Any]]:
         return [(container.title, container.owner) for container in self._walk.of_kind.get(kind, ())]
+
+
+def _leaf_slots(container: Container, is_leaf: Callable[[Any], bool]) -> Iterator[Slot]:
+    """The slots of a container whose values lead no further, those that are missing left out."""
+    for key, value in zip(container.keys, container.values, strict=True):
+        if value is not MISSING and is_leaf(value):
+            yield Slot(container, key)
 
 
 def _upwards(container: Container, key: Any) -> Iterator[tuple[Container, Any]]:

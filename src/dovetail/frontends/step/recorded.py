@@ -19,6 +19,7 @@ from dovetail.frontends.step.left_behind import Made
 from dovetail.frontends.step.memory import Accesses
 from dovetail.frontends.step.noted_calls import HostCall
 from dovetail.frontends.step.number_slots import NumberSlot
+from dovetail.frontends.step.open_slots import paths_of_new
 from dovetail.frontends.step.program_inputs import changing, number_label, sources_of_numbers
 from dovetail.frontends.step.reachable_state import ReachableState
 from dovetail.frontends.step.results import Results
@@ -98,6 +99,7 @@ class Recorded:
             kinds=kinds,
             record=self.reachable.record(self.lifted),
             lifted=self.lifted,
+            opened=self._opened(),
             state=self.held,
             kept=[number_slot.path for number_slot in self.kept],
             reads=self.reads,
@@ -133,6 +135,14 @@ class Recorded:
         kinds.learn(tensors)
         guard.bindings = bindings_to(self.reachable, guard, runner)
         return Variant(guard, runner)
+
+    def _opened(self) -> frozenset[Path]:
+        """The slots in which each run leaves something, and nothing else is bound to what is there."""
+        found = [path for path, _ in self.filled]
+        found += [*self.write_only, *(slot.path for slot, _ in self.writes)]
+        found += [call.at for call in self.host_calls if call.at is not None]
+        found += [x.path for draw in self.draws.made for x in draw.sources if x.path is not None]
+        return paths_of_new([path for path, _ in self.bound], found)
 
     def _labels(self) -> tuple[str, ...]:
         """What a user would call the inputs of the program."""

@@ -14,9 +14,9 @@ import torch
 
 from dovetail.errors import UnsupportedStep
 from dovetail.frontends.step.containers import Path
-from dovetail.frontends.step.kept import NotMadeAgain, Tree, Trees, is_made_of_attributes
+from dovetail.frontends.step.kept import NotMadeAgain, Tree, Trees
 from dovetail.frontends.structure import Structure, flatten
-from dovetail.reach.values import PLAIN, Kind, is_a, kind_of
+from dovetail.reach.values import PLAIN, Kind, is_a, is_made_of_attributes, kind_of
 from dovetail.torch_compat.traced_numbers import is_traced
 
 _UNCHANGING = (

@@ -24,35 +24,36 @@ def bindings_to(reachable: ReachableState, guard: StepGuard, runner: StepRunner)
     state = guard.state_in(reachable)
     if state is None:
         return UNBOUND
-    slots = {slot.path: NumberSlot.at(slot) for slot in (reachable.slots if wanted else ()) if slot.path in wanted}
+    opened = reachable.opened(guard.opened)
+    slots = {slot.path: slot for slot in (reachable.slots if wanted else ()) if slot.path in wanted}
     reads = [
         itemgetter(x)
         if isinstance(x, int)
         else itemgetter(x.which - len(runner.draws))
         if isinstance(x, Draw)
-        else _reader(slots[x.path if isinstance(x, Late) else x])
+        else _reader(opened.reader(slots[x.path if isinstance(x, Late) else x]))
         for x in runner.numbers
     ]
-    late = [(n, x.call, slots[x.path].read) for n, x in enumerate(runner.numbers) if isinstance(x, Late)]
+    late = [(n, x.call, opened.reader(slots[x.path])) for n, x in enumerate(runner.numbers) if isinstance(x, Late)]
     is_early = any(call.before for call in runner.host_calls)
     early = [n for n, x in enumerate(runner.numbers) if is_early and not isinstance(x, Draw | Late)]
-    writes: list[Callable[[Any], None]] = [slots[path].write for path, _ in runner.writes]
+    writes: list[Callable[[Any], None]] = [NumberSlot.at(slots[path]).write for path, _ in runner.writes]
     try:
-        kept = [NumberSlot.at(reachable.slot(path)).reader() for path in guard.kept]
+        kept = [opened.reader(reachable.slot(path)) for path in guard.kept]
         binds = [NumberSlot.at(reachable.slot(path)).binder() for path, _ in runner.bound]
         containers = [reachable.slot(path).read() for path in runner.write_only]
         filled = [reachable.slot(path).read() for path, _ in runner.filled]
-        places = [(path, NumberSlot.at(reachable.slot(path)).reader()) for path in runner.places]
+        places = [(path, opened.reader(reachable.slot(path))) for path in runner.places]
         schedulers = [x.scheduler if x.at is None else reachable.slot(x.at).read() for x in runner.host_calls]
         sources = [
             [x.generator if x.path is None else reachable.slot(x.path).read() for x in draw.sources]
             for draw in runner.draws
         ]
         read_before = [draw.function.path for draw in runner.draws if isinstance(draw.function, Held)]
-        held = {path: NumberSlot.at(reachable.slot(path)).reader() for path in read_before}
+        held = {path: opened.reader(reachable.slot(path)) for path in read_before}
     except LookupError:
         return UNBOUND
-    guards = PythonGuards([reachable.guard(guard.lifted), guard.reads], guard.changed_word)
+    guards = PythonGuards([reachable.guard(guard.lifted, opened), guard.reads], guard.changed_word)
     return Bindings(
         guards, state, reads, writes, kept, binds, containers, filled, places, schedulers, sources, held, early, late
     )
@@ -66,6 +67,5 @@ def tie(variant: StepVariant, reachable: ReachableState, leaves: Sequence[Any]) 
     )
 
 
-def _reader(number_slot: NumberSlot) -> Callable[[Sequence[Any]], Any]:
-    read = number_slot.reader()
+def _reader(read: Callable[[], Any]) -> Callable[[Sequence[Any]], Any]:
     return lambda _: read()
