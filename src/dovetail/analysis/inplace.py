@@ -51,7 +51,7 @@ from dovetail.ir.made_symbols import made_symbols
 from dovetail.ir.program import Node, Program, TensorMeta, Value
 from dovetail.ops.facts import facts_of, is_copy
 from dovetail.ops.over_operands import is_elementwise, may_lie_over
-from dovetail.ops.views import viewed_meta
+from dovetail.ops.views import is_strided, viewed_meta
 from dovetail.ops.writing_forms import (
     copies_or_scatters,
     is_scatter,
@@ -254,11 +254,11 @@ class _Planner:
             and self.buffers.region(source) == place
             and source.tensor.dtype == use.base.tensor.dtype
         )
-        others = () if is_there else (source,)
-        writes = None if is_there and self._is_ours(use.base) else use.meta
+        others, writes = () if is_there else (source,), None if is_there and self._is_ours(use.base) else use.meta
         gapped = result.tensor.stride != use.base.tensor.stride
         gapped = gapped and self.legality.is_only_copied(result, self.readers)
-        request = PlacementRequest(node, at, result, use.base.tensor, writes, others, any_layout=gapped)
+        within = None if is_strided(use.part.view) else use.base.tensor
+        request = PlacementRequest(node, at, result, use.base.tensor, writes, others, any_layout=gapped, within=within)
         placement = self.legality.check(request)
         if placement.obstacle is not None:
             return placement

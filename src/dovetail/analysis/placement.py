@@ -48,7 +48,7 @@ class PlacementRequest(NamedTuple):
     writes: the part of that place that the node writes; None: nothing, the contents are there. others: the node's other
     operands, which the write must not disturb. elementwise: the node reads no other element than the one it writes.
     may_copy: operands in the way may be copied first, where they are smaller than what is saved. any_layout: nobody can
-    tell how the result is laid out.
+    tell how the result is laid out. within: a tensor of which the part is a part, wherever it lies there.
     """
 
     node: Node
@@ -60,6 +60,7 @@ class PlacementRequest(NamedTuple):
     elementwise: bool = False
     may_copy: bool = True
     any_layout: bool = False
+    within: TensorMeta | None = None
 
 
 class PlacementLegality:
@@ -70,7 +71,7 @@ class PlacementLegality:
         self._destinations = destinations
         self._backs = frozenset(destinations.copy_backs)
         self._last_check = last_check
-        self._escaping = program.output_storages()
+        self._escaping, self._self_overlaps = program.output_storages(), dict[object, bool]()
         by_operator = nodes_by_operator(program)
         self._reread = _storages_of_results(n for op, ns in by_operator if is_reinterpretation(op) for n in ns)
         self._large = _storages_of_results(n for op, ns in by_operator if averages_in_place(op) for n in ns)
@@ -83,7 +84,6 @@ class PlacementLegality:
         self._keepers = keepers_of(program)
         matters = any(keeps_offset(op) or copies_from_some_place(op) for op, _ in by_operator)
         self._offset_shows = _storages_whose_offset_shows(program, self._addressed) if matters else frozenset[int]()
-        self._self_overlaps: dict[object, bool] = {}
 
     def check(self, request: PlacementRequest) -> PlacementResult:
         """Whether the request can be granted, as things stand."""
@@ -300,7 +300,7 @@ class PlacementLegality:
             if self._destinations.chain.get(request.result.tensor.storage) != buffer.number:
                 return Reason.CALLERS_MEMORY
             covered = self._destinations.covered[buffer.number]
-            region = self._buffers.region_in_place(written)
+            region = self._buffers.region_in_place(request.within or written)
             if not any(lies_in(region, self._buffers.region_in_place(whole)) for whole in covered):
                 return Reason.CALLERS_MEMORY
         elif not self._strided.isdisjoint((request.onto.storage, buffer.number)) and not self._is_donated(

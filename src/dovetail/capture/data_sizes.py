@@ -141,6 +141,7 @@ class DataSizes:
         """The symbol for a number that the program computes, as a size or a place."""
         known = self._of_numbers.get(handle)
         if known is None:
+            self.begin()
             known = self._of_numbers[handle] = self._new(now)
             self._recorder.bind_size(known, _name_of(known), handle)
             self.ask()

@@ -138,13 +138,47 @@ _ASKS_FOR_MODES = frozenset({"has_torch_function", "has_torch_function_unary", "
 
 
 def _indexed(func: Any, args: Sequence[Any]) -> Any:
-    tensor, index, *value = args[0], with_numbers(args[1]), *args[2:]
-    places = list(index) if isinstance(index, tuple) else [index]
-    while places and isinstance(places[0], torch.SymInt) and without_hint(places[0]):
-        tensor = tensor.select(0, places.pop(0))
-    if func is torch.Tensor.__getitem__ and not places:
-        return tensor
-    return func(tensor, tuple(places) if isinstance(index, tuple) else places[0] if places else ..., *value)
+    tensor, index = selected(args[0], with_numbers(args[1]), _is_unknown)
+    return indexed(func, tensor, index, args[2:])
+
+
+def indexed(func: Any, tensor: torch.Tensor, index: Any, value: Sequence[Any]) -> Any:
+    """`tensor[index]`, or `tensor[index] = value`, after `selected`."""
+    return tensor if index == () and func is torch.Tensor.__getitem__ else func(tensor, index, *value)
+
+
+def selected(tensor: torch.Tensor, index: Any, is_place: Callable[[Any], bool]) -> tuple[torch.Tensor, Any]:
+    """A tensor and an index without numbers of a kind: what was chosen by `select` for these, in the order of torch's.
+
+    is_place: of which kind. Those behind a tensor or a mask are left. The index of all that is chosen is ().
+    """
+    items = list(index) if isinstance(index, tuple) else [index]
+    basic = next((n for n, item in enumerate(items) if not (_is_basic(item) or is_place(item))), len(items))
+    end = max((n + 1 for n in range(basic) if is_place(items[n])), default=0)
+    if not end:
+        return tensor, index
+    dim = 0
+    for n, item in enumerate(items[:end]):
+        if is_place(item):
+            tensor = tensor.select(dim, item)
+        elif item is ...:
+            dim = tensor.dim() - sum(x is not None for x in items[n + 1 :])
+        elif item is None:
+            tensor, dim = tensor.unsqueeze(dim), dim + 1
+        else:
+            is_number = isinstance(item, int)
+            tensor = tensor.select(dim, item) if is_number else tensor[(*[slice(None)] * dim, item)]
+            dim += not is_number
+    rest = items[end:]
+    return tensor, (*[slice(None)] * dim, *rest) if rest else ()
+
+
+def _is_basic(item: Any) -> bool:
+    return item is None or item is ... or isinstance(item, slice) or (isinstance(item, int) and type(item) is not bool)
+
+
+def _is_unknown(item: Any) -> bool:
+    return isinstance(item, torch.SymInt) and without_hint(item)
 
 
 def _is_place(start: Any) -> bool:

@@ -15,7 +15,7 @@ from dovetail.capture.recorder import Recorder
 from dovetail.ir.known_results import Answers
 from dovetail.ir.program import Node, Operand, Origin, Target, Value
 from dovetail.ir.sizes import SizeExpr
-from dovetail.ops.prims import GUARD
+from dovetail.ops.prims import GUARD, GUARD_NUMBER
 from dovetail.torch_compat.dispatch import Overload, is_composite
 from dovetail.torch_compat.modes import functions_unnoticed
 from dovetail.torch_compat.traced_numbers import Plain
@@ -25,11 +25,15 @@ _ITEM = torch.ops.aten._local_scalar_dense.default
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """An answer that the recorded code got about a number. origin: the line that asked. about: what was asked."""
+    """An answer that the recorded code got about a number. origin: the line that asked. about: what was asked.
+
+    is_exact: which number it is, not whether it is true.
+    """
 
     answer: Plain
     origin: Origin
     about: str = "it"
+    is_exact: bool = False
 
     def __str__(self) -> str:
         return f"{self.about} was {self.answer} at {self.origin}"
@@ -78,5 +82,5 @@ class AskingRecorder(Recorder):
         self.guesses.check(handle)
         origin = self._tracker.here()
         which = len(self.questions)
-        self.questions.append(Question(answer, origin, about))
+        self.questions.append(Question(answer, origin, about, target is GUARD_NUMBER))
         self.nodes.append(Node(target, (handle, answer, which), phase=self.phase, origin=origin))

@@ -11,7 +11,6 @@ every answer that it gets becomes a question which the program asks again when i
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn
@@ -26,6 +25,7 @@ from dovetail.capture.fully_sharded import FullySharded, runs_apart
 from dovetail.capture.guesses import Guesses
 from dovetail.capture.item_log import ItemHints, Results
 from dovetail.capture.known_numbers import KnownNumbers
+from dovetail.capture.number_sizes import NumberSizes
 from dovetail.capture.numpy_numbers import NumpyNumbers
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.packed_sequences import PackedValues
@@ -82,6 +82,7 @@ class StepRecorder(RecordsSharded):
         self._roots: dict[Value, frozenset[str]] = {}
         self.blamed: frozenset[str] = frozenset()
         self.sizes, self.texts = DataSizes(mode, self, self.symbols), Texts()
+        self.number_sizes = NumberSizes(self.sizes, self)
         self.moved: set[Value] = set()
         self.of_graphs: Mapping[int, str] = {}
         self.used_of_graphs, self.stops_at_weights = set[int](), False
@@ -231,6 +232,7 @@ class StepRecorder(RecordsSharded):
         except _UNKNOWN as error:
             result = self._as_seen(func, in_eager_mode(), error)
         self.known.follow(func, args, keywords, result)
+        self.number_sizes.note_sizes(result)
         return result
 
     def _as_seen(self, func: Overload, results: Results, error: Exception) -> Any:
@@ -249,14 +251,13 @@ class StepRecorder(RecordsSharded):
         return made[0] if len(returned) == 1 else tuple(made)
 
     def _as_size(self, number: Any) -> Any:
-        """A traced number as a size: a symbol where data decide it, else the number."""
+        """A traced number as a size: a symbol where data decide it, or it is to be one, else the number."""
         now, handle = number_now(number), handle_of(number)
-        if type(now) is not int or handle not in self._from_data:
+        is_symbol = handle in self._from_data or (self.number_sizes.is_on and isinstance(handle, Value))
+        if type(now) is not int or not is_symbol:
             return fixed_number(number)
         self.guesses.check(handle)
-        if now < 0:  # a symbol is at least 0
-            return -self.sizes.size_of(self.apply(operator.neg, (handle,), -now), -now)
-        return self.sizes.size_of(handle, now)
+        return self.number_sizes.size_of(handle, now)
 
     # --- numbers --------------------------------------------------------------------------------------------
 
@@ -296,6 +297,7 @@ class StepRecorder(RecordsSharded):
             self._from_data.add(made)
             self.guesses.add(made, values)
         self._roots[made] = roots
+        self.number_sizes.computed(made, function, operands)
         self.of_numpy.computed(function, values, made)
         return made
 
@@ -319,7 +321,7 @@ class StepRecorder(RecordsSharded):
 
     def ask_of_sizes(self, fact: SizeExpr) -> None:
         """See `Questioner`."""
-        self.ask(GUARD, fact, True, f"`{fact}`, of sizes that data decide,")
+        self.ask(GUARD, fact, True, f"`{fact}`, of a size,")
 
     def bind_size(self, size: torch.SymInt, name: str, number: Value) -> None:
         """See `Questioner`."""

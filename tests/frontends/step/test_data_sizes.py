@@ -316,7 +316,7 @@ def test_none_one_and_all(body: Body) -> None:
 def test_counts_of_0_and_1_have_programs_of_their_own() -> None:
     compiled = agree(_masked_criterion, (5, 3, 0, 0, 0, 7, 1, 1, 1, 0, 2, 8))
     assert (compiled.stats.captures, compiled.stats.eager_calls) == (3, 3)
-    assert any("sizes that data decide, was True" in variant.reason for variant in compiled.stats.variants)
+    assert any("of a size, was True" in variant.reason for variant in compiled.stats.variants)
 
 
 @pytest.mark.parametrize("body", [_masked_criterion, _cut])

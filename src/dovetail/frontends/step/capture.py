@@ -102,7 +102,7 @@ class StepCapture:
         self._lifted_leaves = lifted.leaves
         self._blamed: Callable[[], frozenset[str]] = frozenset
         self._texts: Texts | None = None
-        self.asks_texts = self.stops_at_weights = False
+        self._asks_texts, self._has_symbols, self.stops_at_weights = shown.asks_texts, shown.has_symbols, False
         self.answers: Answers = {}
         self.told_once: Callable[[HostCall, int], None] = lambda *_: None
         self._draws: Any = None
@@ -185,7 +185,7 @@ class StepCapture:
         hosts.look_at = recording.look_at = self._write_only.look_at
         texts = recording.recorder.texts
         texts.formats_at, self._watcher.on_frame = percent_formats, texts.follow
-        texts.asks_whole_numbers = self.asks_texts
+        texts.asks_whole_numbers, recording.recorder.number_sizes.is_on = self._asks_texts, self._has_symbols
         self._texts = texts
         with self._undone(), kept_if_used(recording.recorder, self._of_graphs):
             outside = Outside(recording.origins, self._reachable.slots, texts.hold)
@@ -382,7 +382,7 @@ class StepCapture:
 
     @property
     def has_texts_of_data(self) -> bool:
-        """Whether the step makes texts of whole numbers that data decide. asks_texts: such numbers are asked for."""
+        """Whether the step makes texts of whole numbers that data decide."""
         return self._texts is not None and self._texts.has_whole_numbers
 
     @property

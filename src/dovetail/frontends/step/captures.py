@@ -71,7 +71,8 @@ class StepCaptures:
         self.given_up: DovetailError | None = None
         self.searching: list[torch.optim.Optimizer] | None = None
         self._cache, self._state, self.falls_back, self._options = cache, state, falls_back, options
-        self._lifting, self._eager, self._why_eager, self._once = Lifting(), EagerRuns(), "", ToldOnce()
+        self._new_lifting = partial(Lifting, may_have_symbols=options.memory_limit is None)  # else some may pass it
+        self._lifting, self._eager, self._why_eager, self._once = self._new_lifting(), EagerRuns(), "", ToldOnce()
         self._missed = self._failed = False
         self._refused: UnsupportedDistributed | None = None
         self._rounds, self._filled, self._made = 0, frozenset[Path](), frozenset[Path]()
@@ -117,6 +118,7 @@ class StepCaptures:
     def missed(self, variant: StepVariant, miss: GuardMiss) -> None:
         """A program has asked a question that got another answer."""
         self._last_miss = variant.guard.questions[miss.number]
+        self._lifting.missed(self._last_miss)
         variant.misses += 1
         self._cache.counts.guard_misses += 1
 
@@ -220,9 +222,8 @@ class StepCaptures:
         elif isinstance(error, DovetailError) and is_shown and not self._eager.has_watched:
             self._refused = error if isinstance(error, UnsupportedDistributed) else None
             if not self._cache.variants:
-                self._lifting = Lifting()
+                self._lifting = self._new_lifting()
                 self._lifting.see(call.leaves, call.structure)
-                self._lifting.calls_hooks = False
                 self._eager.read = Names()
         elif isinstance(error, StateToMake):
             if self._rounds == _MOST_ROUNDS:
@@ -319,9 +320,8 @@ class StepCaptures:
     def _after_attempts(
         self, reachable: ReachableState, call: StepCall, clears: bool
     ) -> tuple[StepVariant | None, Recorded]:
-        """See `_attempted`: attempts show which numbers, tensors and containers are inputs.
-
-        clears: whether the step is expected to begin by clearing gradients.
+        """See `_attempted`: attempts show which numbers, tensors and containers are inputs. clears: whether the step is
+        expected to begin by clearing gradients.
         """
         left_out, first = Numbers(), None
         with WaitingDraws() as others:
@@ -329,8 +329,8 @@ class StepCaptures:
                 lifted = self._lifting.numbers(call.leaves, reachable) - left_out
                 guarded = (self._lifting.guarded | left_out).slots
                 capture = self.capture(call, reachable, lifted, self._options, guarded, self._lifting)
-                capture.answers, capture.asks_texts = self._answers, self._lifting.asks_texts
-                capture.told_once, capture.stops_at_weights, self._is_shown = self._once.note, not self._is_shown, True
+                capture.answers, capture.told_once = self._answers, self._once.note
+                capture.stops_at_weights, self._is_shown = not self._is_shown, True
                 hints, hooks, capture.waiting = self._eager.hints, self._lifting.calls_hooks, others
                 try:
                     with interrupts_wait():

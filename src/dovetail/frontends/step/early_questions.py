@@ -7,10 +7,9 @@ Only questions about numbers that differ from call to call are: hyperparameters 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from dovetail.capture.step_questions import Question
 from dovetail.ir.program import Node, Program, Value
 from dovetail.ir.signature import NumberInput
 from dovetail.ops.prims import GUARD, GUARD_NUMBER
@@ -41,6 +40,8 @@ class EarlyQuestions:
                 if not asked_of.isdisjoint(operands):
                     asked_of.update(node.results())
 
+        self._missed = _function_of(self._inputs, self._nodes) if self._nodes else None
+
     def __bool__(self) -> bool:
         return bool(self._nodes)
 
@@ -49,22 +50,34 @@ class EarlyQuestions:
 
         numbers: what the program would be given. A number that cannot be computed has another answer.
         """
-        held = dict(zip(self._inputs, numbers, strict=True))
-        asked = 0
-        for node in self._nodes:
-            given: list[Any] = [held[x] if isinstance(x, Value) else x for x in node.args]
-            if node.target in _QUESTIONS:
-                number, answer, which = given
-                asked = int(which)
-                if not _is_answer(node, number, answer):
-                    return asked
-                continue
-            function: Any = node.target
-            try:
-                held[node.results()[0]] = function(*given)
-            except (ArithmeticError, ValueError, TypeError):
-                return asked
-        return None
+        return None if self._missed is None else self._missed(numbers)
+
+
+def _function_of(inputs: Sequence[Value], nodes: Sequence[Node]) -> Callable[[Sequence[Any]], int | None]:
+    """What tells which question has another answer, in Python's own code: it runs before each call."""
+    known: dict[str, Any] = {"_is_answer": _is_answer}
+
+    def shown(operand: Any) -> str:
+        if isinstance(operand, Value):
+            return f"n_{operand.name}"
+        known[f"k{len(known)}"] = operand
+        return f"k{len(known) - 1}"
+
+    lines = [f"({''.join(f'n_{value.name}, ' for value in inputs)}) = numbers"]
+    for node in nodes:
+        given = ", ".join(map(shown, node.args))
+        if node.target in _QUESTIONS:
+            number, answer, which = node.args
+            holds = f"bool({shown(number)}) is {answer}" if node.target is GUARD else f"_is_answer({given})"
+            lines += [f"asked = {which}", f"if not {holds}:", f"    return {which}"]
+        else:
+            lines.append(f"{shown(node.results()[0])} = {shown(node.target)}({given})")
+    body = "".join(f"        {line}\n" for line in lines)
+    failed = "    except (ArithmeticError, ValueError, TypeError):\n        return asked\n"
+    source = f"def missed(numbers):\n    asked = 0\n    try:\n{body}{failed}"
+    exec(compile(source, "<dovetail early questions>", "exec"), known)
+    made: Callable[[Sequence[Any]], int | None] = known["missed"]
+    return made
 
 
 def _is_of_numbers(node: Node) -> bool:
@@ -73,12 +86,5 @@ def _is_of_numbers(node: Node) -> bool:
     return callable(node.target) and not isinstance(node.target, Overload) and len(made) == 1 and not made[0].is_tensor
 
 
-def _is_answer(node: Node, number: Any, answer: Any) -> bool:
-    if node.target is GUARD:
-        return bool(number) is answer
+def _is_answer(number: Any, answer: Any, _: Any) -> bool:
     return type(number) is type(answer) and repr(number) == repr(answer)
-
-
-def question_at(questions: Sequence[Question], which: int) -> str:
-    """A question by its number, for people."""
-    return str(questions[which])

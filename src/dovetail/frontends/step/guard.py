@@ -15,7 +15,7 @@ import torch
 from dovetail.capture.step_questions import Question
 from dovetail.frontends.arguments import Arguments
 from dovetail.frontends.step.containers import Path
-from dovetail.frontends.step.early_questions import EarlyQuestions, question_at
+from dovetail.frontends.step.early_questions import EarlyQuestions
 from dovetail.frontends.step.reachable_state import ReachableState
 from dovetail.frontends.step.record import Record, difference
 from dovetail.frontends.step.tensor_kinds import TensorKinds
@@ -120,12 +120,12 @@ class StepGuard:
             return False
         return self.bindings is UNBOUND or not self.bindings.guard.holds()
 
-    def answered_otherwise(self, leaves: Sequence[Any]) -> str:
-        """The question about known numbers that has another answer in a call, "" where there is none."""
+    def answered_otherwise(self, leaves: Sequence[Any]) -> Question | None:
+        """The question about known numbers that has another answer in a call, None where there is none."""
         if self.bindings is UNBOUND or not self.early:
-            return ""
+            return None
         which = self.early.missed([read(leaves) for read in self.bindings.reads])
-        return "" if which is None else question_at(self.questions, which)
+        return None if which is None else self.questions[which]
 
     def bind(self, bindings: Bindings, leaves: Sequence[Any]) -> bool:
         """Bind the program to another reachable state of the same record; whether its tensors are as expected."""
@@ -154,7 +154,7 @@ class StepGuard:
             first = differences[0]
             return f"{first.label} changed: {_short(first.old)} -> {_short(first.new)}"
         question = self.answered_otherwise(leaves)
-        if question:
+        if question is not None:
             return f"a check had another outcome: {question}"
         read = self.reads.why()
         if read:

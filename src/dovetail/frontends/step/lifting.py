@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, Protocol
 
+from dovetail.capture.step_questions import Question
 from dovetail.errors import StateChangedOtherwise
 from dovetail.frontends.step.containers import Path
 from dovetail.frontends.step.guard import StepGuard
@@ -63,12 +64,14 @@ class Lifting:
     kept: slots of tensors that calls replace. write_only: containers that calls only put things into. read: those that
     calls read as well. turned: flags that calls have turned. calls_hooks: hooks of optimizers are host calls.
     asks_texts: whole numbers that data decide are asked for where they are made into texts. makes_arrays: arrays of
-    NumPy that the step makes are made before each run.
+    NumPy that the step makes are made before each run. has_symbols: numbers are symbols where they are sizes or places
+    of operators, because calls have shown too many.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, may_have_symbols: bool) -> None:
         self.guarded = Numbers()
-        self.calls_hooks = self.asks_texts = self.makes_arrays = False
+        self.calls_hooks = self.asks_texts = self.makes_arrays = self.has_symbols = False
+        self._may_have_symbols, self._numbers = may_have_symbols, dict[str, set[int]]()
         self._changed = Numbers()
         self._arrays: frozenset[Path] = frozenset()
         self._written: frozenset[Path] = frozenset()
@@ -83,10 +86,13 @@ class Lifting:
     def has_another_way(
         self, error: Exception, tried: Tried, reachable: ReachableState, *, may_be_numbers: bool
     ) -> bool:
-        """Whether the step is recorded in another way after an error: its draws, hooks, or texts.
+        """Whether the step is recorded in another way after an error: its symbols, draws, hooks, or texts.
 
         tried: the recording. may_be_numbers: it is perhaps for numbers, which are inputs, that draws did not work.
         """
+        if self.has_symbols:
+            self.has_symbols = self._may_have_symbols = False
+            return True
         wanted, useless = tried.drawing_functions
         if not may_be_numbers and self.draws_in(wanted, useless):
             return True
@@ -116,6 +122,7 @@ class Lifting:
             )
         slots, arrays = set[Path](), array_slots(reachable)
         for guard in guards:
+            self.missed(guard.answered_otherwise(leaves))
             differences = difference(guard.record, reachable.record(guard.lifted))
             for found in differences:
                 if (type(found.old) in _NUMBERS and type(found.old) is type(found.new)) or found.path in arrays:
@@ -125,6 +132,13 @@ class Lifting:
             if guard.arguments.structure == structure:
                 changed |= guard.arguments.changed_numbers(leaves)
         self._changed |= Numbers(frozenset(slots), frozenset(changed))
+
+    def missed(self, question: Question | None) -> None:
+        """Note that a program was not for a call, because a question had another answer."""
+        if question is not None and question.is_exact and type(question.answer) is int:
+            answers = self._numbers.setdefault(str(question.origin), set())
+            answers.add(question.answer)
+            self.has_symbols = self.has_symbols or (self._may_have_symbols and len(answers) > 1)
 
     def writes(self, slots: frozenset[Path]) -> None:
         """Note slots that the step itself changes: a program must have them as inputs."""
