@@ -1,17 +1,22 @@
 """Steps that call LBFGS: the search runs in Python, as it is, and the closure that it calls is compiled.
 
 How often a search calls its closure depends on the loss, so a step with one is no program. Its closure is: it is made
-anew by each step, usually, and one program serves all that are of the same code.
+anew by each step, usually, and one program serves all that are of the same code. It is bound to a closure that stays,
+whose variables hold, during a search, what those of the new one hold.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dis
 import weakref
 from collections.abc import Callable, Iterator
+from types import CellType, CodeType, FunctionType
 from typing import Any
 
 import torch
+
+_GIVING = frozenset(("STORE_DEREF", "DELETE_DEREF"))
 
 
 class SearchCalled(Exception):
@@ -26,6 +31,8 @@ class Searches:
         self._optimizers = [weakref.ref(x) for x in optimizers if isinstance(x, torch.optim.LBFGS)]
         self._compile = compile_closure
         self._compiled: dict[Any, Any] = {}
+        self._staying: dict[CodeType, FunctionType] = {}
+        self._busy: list[CodeType] = []  # of searches that go on, one inside the other or in several threads
 
     @property
     def closures(self) -> list[Any]:
@@ -45,7 +52,8 @@ class Searches:
         search = optimizer.step
 
         def step(closure: Any) -> Any:
-            return search(self._of(closure))
+            with self._of(closure) as compiled:
+                return search(compiled)
 
         optimizer.__dict__["step"] = step
         try:
@@ -53,11 +61,63 @@ class Searches:
         finally:
             optimizer.__dict__.pop("step", None)
 
-    def _of(self, closure: Any) -> Any:
+    @contextlib.contextmanager
+    def _of(self, closure: Any) -> Iterator[Any]:
+        """The compiled closure, while a search goes on."""
         code = getattr(closure, "__code__", None)
         if code is None:
-            return closure
+            yield closure
+            return
+        called = closure
+        if code not in self._busy and _may_stay(closure):
+            staying = self._staying.setdefault(code, _copy_of(closure))
+            called = staying if _is_alike(staying, closure) else closure
         if code not in self._compiled:
-            self._compiled[code] = self._compile(closure)
-        self._compiled[code].point_to(closure)
-        return self._compiled[code]
+            self._compiled[code] = self._compile(called)
+        self._compiled[code].point_to(called)
+        self._busy.append(code)
+        try:
+            with _variables_of(closure, called):
+                yield self._compiled[code]
+        finally:
+            self._busy.remove(code)
+
+
+def _copy_of(closure: FunctionType) -> FunctionType:
+    """Another closure of the same code, with variables of its own."""
+    cells = tuple(CellType() for _ in closure.__closure__ or ())
+    made = FunctionType(closure.__code__, closure.__globals__, closure.__name__, closure.__defaults__, cells)
+    made.__kwdefaults__ = closure.__kwdefaults__
+    return made
+
+
+def _may_stay(closure: Any) -> bool:
+    """Whether a closure does what another one does whose variables hold the same: it gives none of them another value,
+    and has no attributes.
+    """
+    return type(closure) is FunctionType and not vars(closure) and not _gives_values(closure.__code__)
+
+
+def _gives_values(code: CodeType) -> bool:
+    found = any(x.opname in _GIVING and x.argval in code.co_freevars for x in dis.get_instructions(code))
+    return found or any(_gives_values(inner) for inner in code.co_consts if isinstance(inner, CodeType))
+
+
+def _is_alike(staying: FunctionType, closure: FunctionType) -> bool:
+    parts = ("__globals__", "__defaults__", "__kwdefaults__")
+    return all(getattr(staying, part) is getattr(closure, part) for part in parts)
+
+
+@contextlib.contextmanager
+def _variables_of(closure: Any, called: Any) -> Iterator[None]:
+    """While active, the variables of one closure hold what those of another one hold."""
+    pairs = [] if called is closure else list(zip(called.__closure__ or (), closure.__closure__ or (), strict=True))
+    for cell, held in pairs:
+        with contextlib.suppress(ValueError):  # a variable without a value
+            cell.cell_contents = held.cell_contents
+    try:
+        yield
+    finally:
+        for cell, _ in pairs:
+            with contextlib.suppress(ValueError):
+                del cell.cell_contents
