@@ -9,10 +9,11 @@ algebra: what Python computes is noted as Python computes it, so that running it
 from __future__ import annotations
 
 import builtins
+import contextlib
 import functools
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
@@ -36,8 +37,8 @@ class NumberTrace(Protocol):
     def apply(self, function: Callable[..., Any], operands: tuple[Any, ...], result: Plain) -> Any:
         """A function of numbers was called with these handles (or plain numbers). Returns: a handle of the result."""
 
-    def decide(self, handle: Any, answer: bool) -> None:
-        """Whether the number is true was asked, and this is what was answered."""
+    def decide(self, handle: Any, answer: bool) -> bool:
+        """Whether the number is true is asked, and this is so now. Returns: what is to be answered."""
 
     def fix(self, handle: Any, number: Plain) -> Plain:
         """The number itself is asked for, which is this one now. Returns: what is to be given."""
@@ -159,9 +160,7 @@ class NumberNode(_SymNode):  # type: ignore[misc]
         return functools.reduce(lambda a, b: a.apply(operator.add, b), numbers)
 
     def guard_bool(self, *_: Any) -> bool:
-        answer = bool(self.now)
-        self.trace.decide(self.handle, answer)
-        return answer
+        return self.trace.decide(self.handle, bool(self.now))
 
     bool_ = expect_true = guard_or_false = guard_or_true = guard_size_oblivious = statically_known_true = guard_bool
 
@@ -242,6 +241,23 @@ def as_plain(item: Any) -> Any:
     if type(item) is tuple:
         return tuple(map(as_plain, item))
     return number_now(item) if is_traced(item) else item
+
+
+@contextlib.contextmanager
+def keys_found() -> Iterator[None]:
+    """While active, tables that look for their own keys find those that are traced numbers, and nobody is told."""
+    usual: dict[Any, Any] = {symbolic: symbolic.__hash__ for symbolic in (torch.SymInt, torch.SymFloat)}
+    for symbolic, function in usual.items():
+        symbolic.__hash__ = functools.partialmethod(_hash_now, function)
+    try:
+        yield
+    finally:
+        for symbolic, function in usual.items():
+            symbolic.__hash__ = function
+
+
+def _hash_now(item: Any, usual: Callable[[Any], int]) -> int:
+    return hash(item.node.now) if is_traced(item) else usual(item)
 
 
 def fixed_number(number: Any) -> Plain:

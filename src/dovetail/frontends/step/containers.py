@@ -9,8 +9,10 @@ user's overrides is run, and nothing is compared by `==`.
 from __future__ import annotations
 
 import contextlib
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from collections.abc import Set as AbstractSet
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from types import CellType, FunctionType
@@ -18,6 +20,7 @@ from typing import Any
 
 from dovetail.reach.contents import MISSING
 from dovetail.reach.values import dict_methods, is_plain_key, name_of, own_of
+from dovetail.torch_compat.traced_numbers import is_traced, keys_found
 
 Path = tuple[Hashable, ...]
 
@@ -101,8 +104,10 @@ class Container:
 
     def now(self) -> tuple[list[Any], list[Any]]:
         """Keys and values of this moment."""
-        methods = dict_methods(self.item)
-        return list(methods.keys(self.item)), list(methods.values(self.item))
+        if dict_methods(self.item) is dict:
+            return list(dict.keys(self.item)), list(dict.values(self.item))
+        with keys_found() if any(map(is_traced, dict.keys(self.item))) else nullcontext():
+            return list(OrderedDict.keys(self.item)), list(OrderedDict.values(self.item))
 
     def read(self, key: Any) -> Any:
         """What is there now. Raises: KeyError, IndexError when there is no such slot any more."""

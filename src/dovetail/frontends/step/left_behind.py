@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -367,7 +367,11 @@ def _random_name(change: Change) -> str:
 def _is_put(change: Change) -> bool:
     """Whether something was put into a plain container that is not simply another number."""
     slot = change.slot
-    if slot is None or type(slot.item) not in (list, deque, dict, defaultdict) or slot.container.link != "item":
+    if (
+        slot is None
+        or type(slot.item) not in (list, deque, dict, defaultdict, OrderedDict, Counter)
+        or slot.container.link != "item"
+    ):
         return False
     if type(slot.container) not in (Container, Sequential) or slot.container.rank in (OPTIMIZER, SCHEDULER):
         return False

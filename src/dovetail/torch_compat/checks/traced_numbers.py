@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -26,9 +27,10 @@ class TraceOfTexts:
         self.told.append((function, operands))
         return f"{function.__name__}{len(self.told)}"
 
-    def decide(self, handle: object, answer: bool) -> None:
+    def decide(self, handle: object, answer: bool) -> bool:
         """See `NumberTrace`."""
         self.told.append((handle, answer))
+        return answer
 
     def fix(self, handle: object, number: Any) -> Any:
         """See `NumberTrace`."""
@@ -114,6 +116,19 @@ def check_as_plain() -> str | None:
     return first_difference(("the items", found, [3, ("a", 3), "a"]), ("what is told", trace.told, []))
 
 
+def check_keys_found() -> str | None:
+    """An ordered table finds keys that are traced numbers, without a trace."""
+    trace = TraceOfTexts()
+    held = OrderedDict[Any, str]()
+    with traced_maths.traced_maths():
+        held[traced_numbers.traced_number(trace, "x", 3)] = "three"
+        held[traced_numbers.traced_number(trace, "y", 0.5)] = "half"
+    told = list(trace.told)
+    with traced_numbers.keys_found():
+        found = list(held.values())
+    return first_difference(("what is there", found, ["three", "half"]), ("what is told", trace.told, told))
+
+
 def check_fixed_number() -> str | None:
     """The number as it is now, and the trace is told."""
     trace = TraceOfTexts()
@@ -156,6 +171,7 @@ CHECKS = (
     check_handle_of,
     check_number_now,
     check_as_plain,
+    check_keys_found,
     check_fixed_number,
     check_traced_number_beside_a_size,
 )
