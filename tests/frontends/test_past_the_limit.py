@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -88,9 +89,9 @@ def test_a_step_with_batches_of_any_size(looks: list[str]) -> None:
         assert torch.equal(compiled(x), eager(x))
     assert torch.equal(model.weight, expected.weight)
     stats = compiled.stats
-    assert (stats.calls, stats.captures, stats.eager_calls) == (99, 2, 97)
+    assert (stats.calls, stats.captures, stats.eager_calls) == (99, 3, 96)  # one that was idle has made room
     assert stats.misses < 12
-    assert looks.count("world") <= 5  # for each capture, once more where that reads more, and for the warning
+    assert looks.count("world") <= 7  # for each capture, once more where that reads more, and for the warning
 
 
 def test_sizes_that_have_a_program_are_found_among_others(looks: list[str]) -> None:
@@ -99,7 +100,7 @@ def test_sizes_that_have_a_program_are_found_among_others(looks: list[str]) -> N
         compiled(torch.ones(2 + (call if call % 2 else 0), 3))
     variants = compiled.stats.variants
     assert sum(variant.calls for variant in variants) >= 29
-    assert looks.count("world") <= 5
+    assert looks.count("world") <= 7
 
 
 def test_python_state_that_is_another_one_in_each_call(looks: list[str]) -> None:
@@ -115,7 +116,7 @@ def test_python_state_that_is_another_one_in_each_call(looks: list[str]) -> None
     for call in range(150):
         settings.name = str(call)
         compiled(torch.ones(2, 3))
-    assert looks.count("world") <= 8
+    assert looks.count("world") <= 10
     settings.name = "1"
     for _ in range(600):
         compiled(torch.ones(2, 3))
@@ -160,11 +161,11 @@ def test_a_function_with_arguments_of_any_size(looks: list[str]) -> None:
     for rows in range(1, 100):
         assert torch.equal(compiled(torch.ones(rows)), torch.ones(rows).sin() * 2)
     stats = compiled.stats
-    assert (stats.calls, stats.captures, stats.eager_calls, stats.guard_misses) == (99, 2, 97, 0)
+    assert (stats.calls, stats.captures, stats.eager_calls, stats.guard_misses) == (99, 3, 96, 0)
     assert looks.count("call") < 24
     for _ in range(300):
         compiled(torch.ones(1))
-    assert compiled.stats.variants[0].calls > 150
+    assert max(variant.calls for variant in compiled.stats.variants) > 150
 
 
 def test_stats_of_a_function() -> None:
@@ -185,3 +186,37 @@ def test_a_prepared_function_counts_its_capture() -> None:
     compiled = dovetail.compile(lambda x: x + 1, (torch.ones(2),))
     assert (compiled.stats.calls, compiled.stats.captures) == (0, 1)
     assert compiled.stats.seconds > 0
+
+
+def test_a_program_that_no_call_is_for_any_more_makes_room() -> None:
+    """The first calls of a window of losses, say, find it shorter than all later ones."""
+    window: deque[float] = deque(maxlen=5)
+
+    def step(x: torch.Tensor) -> float:
+        window.append(x.sum().item())
+        return sum(window) / len(window)
+
+    compiled, expected = dovetail.compile_step(step, max_variants=3), deque[float](maxlen=5)
+    for call in range(120):
+        expected.append(2.0 * call)
+        assert compiled(torch.ones(2) * call) == sum(expected) / len(expected)
+    stats = compiled.stats
+    assert len(stats.variants) == 3
+    assert stats.captures <= 5
+    assert stats.variants[-1].calls > 50
+
+
+def test_programs_in_use_stay() -> None:
+    """Kinds of calls that come in turn, one more than there may be programs: none is captured again and again."""
+    compiled = dovetail.compile(lambda x: x * 2, max_variants=3)
+    for call in range(200):
+        compiled(torch.ones(2 + call % 4))
+    assert compiled.stats.captures == 3
+    assert sum(variant.calls for variant in compiled.stats.variants) >= 140
+
+
+def test_captures_in_vain_become_rare() -> None:
+    compiled = dovetail.compile(lambda x: x * 2, max_variants=3)
+    for rows in range(1, 1500):
+        compiled(torch.ones(rows))
+    assert compiled.stats.captures <= 3 + 6  # one whenever there were twice as many calls

@@ -40,8 +40,9 @@ class Trace:
         self.notes.append((function, operands))
         return Handle(len(self.notes) - 1)
 
-    def decide(self, handle: Any, answer: bool) -> None:
+    def decide(self, handle: Any, answer: bool) -> bool:
         self.decided.append(answer)
+        return answer
 
     def fix(self, handle: Any, number: Any) -> Any:
         self.fixed.append(number)

@@ -111,10 +111,11 @@ class NumberSymbols:
             self.decide(is_negative, bool(is_negative.evaluate(self.now)))
         return SizeExpr("pow", (base if isinstance(base, float) else SizeExpr("float", (base,)), exponent))
 
-    def decide(self, handle: Any, answer: bool) -> None:
+    def decide(self, handle: Any, answer: bool) -> bool:
         """See `NumberTrace`."""
         if isinstance(handle, SizeExpr):
             self._note(NumberFact(handle, answer, is_exact=False))
+        return answer
 
     def fix(self, handle: Any, number: Plain) -> Plain:
         """See `NumberTrace`."""

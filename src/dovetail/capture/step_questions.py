@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, cast
 
 import torch
@@ -40,9 +41,14 @@ class Question:
 
 
 class AskingRecorder(Recorder):
-    """See the module docstring. questions: by the number that their guards carry."""
+    """See the module docstring.
+
+    questions: by the number that their guards carry. answered_otherwise: by the same numbers, questions of programs
+    that had another answer in the call that is recorded.
+    """
 
     questions: list[Question]
+    answered_otherwise: Mapping[int, Question] = MappingProxyType({})
     guesses: Guesses
     _tracker: OriginTracker
 
@@ -71,6 +77,12 @@ class AskingRecorder(Recorder):
         else:
             self.expect_truth(lambda: first.eq(second).all(), logged)
         return logged
+
+    def other_answer(self, answer: bool) -> bool:
+        """What to answer to the next question, where this one comes of numbers of another call."""
+        missed = self.answered_otherwise.get(len(self.questions))
+        is_same = missed is not None and missed.origin == self._tracker.here() and type(missed.answer) is bool
+        return not missed.answer if missed is not None and is_same else answer
 
     def expect_truth(self, make: Callable[[], torch.Tensor], answer: bool) -> None:
         """The program asks whether the truth of a tensor is this one, as it is in what was recorded."""

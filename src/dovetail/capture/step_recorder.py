@@ -344,10 +344,12 @@ class StepRecorder(RecordsSharded):
 
     # --- questions ------------------------------------------------------------------------------------------
 
-    def decide(self, handle: Any, answer: bool) -> None:
-        """See `NumberTrace`."""
+    def decide(self, handle: Any, answer: bool) -> bool:
+        """See `NumberTrace`. Of data, another answer is as likely where it was the right one in this call."""
         if isinstance(handle, Value):
+            answer = self.other_answer(answer) if handle in self._from_data else answer
             self.ask(GUARD, handle, answer)
+        return answer
 
     def fix(self, handle: Any, number: Plain) -> Plain:
         """See `NumberTrace`. Raises: UnsupportedStep for a number that data decide."""

@@ -83,8 +83,8 @@ class FunctionCaptures:
             with RECORDING:
                 inputs = quick.inputs(args, kwargs)
             if inputs is not None:
-                cache.patience.found()
                 quick.variant.calls += 1
+                cache.fitted(quick.variant)
                 return quick.graph, inputs, quick.variant.runner.output_spec
         self._raised = None
         if cache.patience.waits():
@@ -95,8 +95,8 @@ class FunctionCaptures:
             if chosen is None:
                 return None
             variant, graph, taken = chosen
-            cache.patience.found()
             variant.calls += 1
+            cache.fitted(variant)
             if is_flat(args, kwargs, structure):
                 self._expect(variant, len(args), tuple(kwargs))
         return graph, taken, variant.runner.output_spec

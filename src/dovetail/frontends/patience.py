@@ -11,12 +11,12 @@ _MOST = 4096
 
 
 class Patience:
-    """Of one compiled function or step."""
+    """Of one compiled function or step. row: how many calls in a row were looked at in vain."""
 
-    __slots__ = ("_left", "_row")
+    __slots__ = ("_left", "row")
 
     def __init__(self) -> None:
-        self._row = self._left = 0
+        self.row = self._left = 0
 
     def waits(self) -> bool:
         """Whether a call is to run in eager mode at once; counts the call."""
@@ -27,13 +27,13 @@ class Patience:
 
     def found(self) -> None:
         """A call that was looked at fitted a program."""
-        self._row = 0
+        self.row = 0
 
     def missed(self) -> None:
         """A call that was looked at fitted none, and none may be made for it."""
-        self._row += 1
-        if self._row >= _IN_A_ROW:
-            self._left = min(8 << (self._row - _IN_A_ROW), _MOST)
+        self.row += 1
+        if self.row >= _IN_A_ROW:
+            self._left = min(8 << (self.row - _IN_A_ROW), _MOST)
 
 
 class Walks:

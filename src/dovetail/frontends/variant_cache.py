@@ -50,6 +50,8 @@ class Variant(Generic[G, R]):
 
 V = TypeVar("V", bound=Variant[Any, Any])
 
+_IDLE = 6  # refused calls
+
 
 class VariantCache(Generic[V]):
     """See the module docstring.
@@ -67,6 +69,9 @@ class VariantCache(Generic[V]):
         self.counts = Counts()
         self.patience = Patience()
         self._warned: set[str] = set()
+        self._idle: dict[int, tuple[int, int]] = {}  # of each variant: calls, and how often a call was refused since
+        self._most_idle = _IDLE
+        self._has_refused = False  # since the last one made room
 
     @property
     def is_full(self) -> bool:
@@ -91,11 +96,43 @@ class VariantCache(Generic[V]):
             self.recent.remove(variant)
             self.recent.insert(0, variant)
 
+    def drop(self, variant: V) -> None:
+        """Forget a program."""
+        self.variants.remove(variant)
+        self.recent.remove(variant)
+
     def drop_dead(self) -> None:
         """Forget the programs that no call can be for."""
         if not all(variant.guard.is_alive for variant in self.variants):
             self.variants = [variant for variant in self.variants if variant.guard.is_alive]
             self.recent = [variant for variant in self.recent if variant.guard.is_alive]
+
+    def fitted(self, variant: V) -> None:
+        """A program has run. Where it was captured for the call, that does not show yet that it is of use."""
+        if variant.calls > 1:
+            self.patience.found()
+
+    @property
+    def has_idle(self) -> bool:
+        """Whether another program may take the place of one that no call was for while many were refused.
+
+        Where a program was for none of many in a row, calls are looked at more and more rarely: then one refused call
+        is enough.
+        """
+        if self.variants and self.variants[-1].calls > 1:
+            self._most_idle = _IDLE
+        is_vain = self.patience.row >= _IDLE and self._has_refused
+        return is_vain or any(refused >= self._most_idle for _, refused in self._idle.values())
+
+    def _drop_idle(self) -> None:
+        """Forget the program that is idle for longest. The next time it takes twice as many refused calls, unless the
+        program that took its place was of use: where each call needs one of its own, few are captured in vain.
+        """
+        idle = max(self.variants, key=lambda variant: (self._idle.get(id(variant), (0, 0))[1], -variant.calls))
+        self._most_idle *= 2
+        self._has_refused = False
+        self._idle.pop(id(idle), None)
+        self.drop(idle)
 
     def add(self, variant: V) -> None:
         """Keep a program that was captured for a call."""
@@ -117,6 +154,8 @@ class VariantCache(Generic[V]):
         call is to run in eager mode.
         """
         self.drop_dead()
+        if self.is_full and self.has_idle:
+            self._drop_idle()
         if self.is_full:
             self.refuse(why)
             return None
@@ -136,6 +175,9 @@ class VariantCache(Generic[V]):
     def refuse(self, why: Callable[[], str]) -> None:
         """A call fits no program, and none may be made for it. why: what is to be said of it."""
         self.patience.missed()
+        self._has_refused = True
+        known = {id(variant): self._idle.get(id(variant), (variant.calls, 0)) for variant in self.variants}
+        self._idle = {id(x): (x.calls, known[id(x)][1] + 1 if x.calls == known[id(x)][0] else 0) for x in self.variants}
         self.warn_of_limit(why)
 
     def warn_of_limit(self, why: Callable[[], str]) -> None:

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from dovetail.reach.contents import MISSING, Snapshot, in_cell
+from dovetail.reach.contents import Snapshot, in_cell
 from dovetail.reach.expected_values import can_change, is_new
 from dovetail.reach.guarded import FUNCTION_PARTS, Guarded, Table
 from dovetail.reach.levels import levels_of, picker
@@ -31,7 +31,8 @@ from dovetail.reach.object_layout import object_at
 from dovetail.reach.read_numbers import ReadNumber, ReadNumbers
 from dovetail.reach.slots import in_slot
 from dovetail.reach.tables import Tables, shows_all
-from dovetail.reach.values import PLAIN, is_a, is_same, name_of
+from dovetail.reach.told import name_of_function, told
+from dovetail.reach.values import is_a, is_same, name_of
 from dovetail.torch_compat.guards import SameTensors
 
 _function_parts = operator.attrgetter(*FUNCTION_PARTS)
@@ -139,7 +140,7 @@ class PythonGuard:
             *(f"variable {name}" for _, name, _ in slots.cells),
             *(f"a {name_of(self._types[number])}'s {x.__name__}" for number, x, _ in slots.descriptors),
             *(f"{x.__qualname__}.{name}" for x, _ in slots.functions for name in FUNCTION_PARTS),
-            *map(_name_of_function, self._asked),
+            *map(name_of_function, self._asked),
             *("an argument" for _ in slots.roots),
             *(title for _, title in containers),
         ]
@@ -296,6 +297,11 @@ class PythonGuard:
             slots, values = level.put_into(words, values, slots), below
         return [self._kept.get(id(tensor)) or self._reference(tensor) for tensor in tensors]
 
+    def knows(self, item: object) -> bool:
+        """Whether a program is bound to an object, or to a container."""
+        known = (self._objects, self._own, self._containers, self._empty) if self._is_bound else ()
+        return any(x is item for held in known for x in held)
+
     def why(self) -> str:
         """What is not as it was; empty when everything is."""
         if self._dead:
@@ -306,18 +312,18 @@ class PythonGuard:
             return "an object that it read has another class"
         found = self._tables.difference(tables)
         if found is not None:
-            return _told(*found)
+            return told(*found)
         if any(self._empty):
             return "a container that was empty is not any more"
         for function, answer in zip(self._plainly_asked, self._answers, strict=True):
             now = function()
             if not is_same(answer, now):
-                return _told(_name_of_function(function), answer, now)
+                return told(name_of_function(function), answer, now)
         values: Sequence[Any] = self._values(objects, tables)
         for level in self._levels:
             different = level.difference(values)
             if different is not None:
-                return _told(self._labels[different[0]], *different[1:])
+                return told(self._labels[different[0]], *different[1:])
             values = level.look(values, [], []) or []
         return "" if self.holds() else "a tensor that it read is of another kind, or containers have become one object"
 
@@ -384,17 +390,3 @@ def _count(items: Iterable[Any]) -> int:
 def _has_more(value: Any, snapshot: Snapshot) -> bool:
     """Whether there is more to a value than which one it is: what it holds, or what a tensor is like."""
     return snapshot.has(value) or is_a(value, torch.Tensor)
-
-
-def _name_of_function(function: Callable[[], Any]) -> str:
-    return getattr(function, "__qualname__", str(function))
-
-
-def _told(label: str, old: Any, new: Any) -> str:
-    told = "" if old is MISSING or type(old) not in PLAIN else f": {_short(old)} -> {_short(new)}"
-    return f"{label} changed{told}"
-
-
-def _short(value: Any) -> str:
-    text = repr(value) if type(value) in PLAIN else f"a {name_of(type(value))}"
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -43,6 +43,10 @@ class PythonGuards:
             return self.guards[0].holds()
         return all(guard.holds() for guard in self.guards)
 
+    def knows(self, item: object) -> bool:
+        """See `PythonGuard`."""
+        return any(guard.knows(item) for guard in self.guards)
+
     def why(self) -> str:
         """What is not as it was; empty when everything is."""
         reasons = (reason for guard in self.guards if (reason := guard.why()))

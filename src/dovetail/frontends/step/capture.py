@@ -102,7 +102,7 @@ class StepCapture:
         self._lifted_leaves = lifted.leaves
         self._blamed: Callable[[], frozenset[str]] = frozenset
         self._texts: Texts | None = None
-        self._asks_texts, self._has_symbols, self.stops_at_weights = shown.asks_texts, shown.has_symbols, False
+        self._ways, self.stops_at_weights = shown, False
         self.answers: Answers = {}
         self.told_once: Callable[[HostCall, int], None] = lambda *_: None
         self._draws: Any = None
@@ -183,10 +183,10 @@ class StepCapture:
             is_noting_hooks=calls_hooks,
         )
         hosts.look_at = recording.look_at = self._write_only.look_at
-        texts = recording.recorder.texts
+        texts = self._texts = recording.recorder.texts
         texts.formats_at, self._watcher.on_frame = percent_formats, texts.follow
-        texts.asks_whole_numbers, recording.recorder.number_sizes.is_on = self._asks_texts, self._has_symbols
-        self._texts = texts
+        texts.asks_whole_numbers, recording.recorder.number_sizes.is_on = self._ways.asks_texts, self._ways.has_symbols
+        recording.recorder.answered_otherwise = self._ways.answered_otherwise
         with self._undone(), kept_if_used(recording.recorder, self._of_graphs):
             outside = Outside(recording.origins, self._reachable.slots, texts.hold)
             try:
@@ -235,6 +235,7 @@ class StepCapture:
             writes=writes,
             bound=left.bound,
             filled=left.filled,
+            replaced=self._ways.replaced.containers,
             places=list(trees.places),
             host_calls=host_calls,
             draws=self._draws,
@@ -390,9 +391,8 @@ class StepCapture:
         """The numbers that the step's code had no use for as inputs, as far as that is known."""
         names = self._blamed()
         leaves = {i for i, name in self._leaf_names.items() if name in names}
-        return Numbers(
-            frozenset(number_slot.path for number_slot in self._numbers if number_slot.name in names), frozenset(leaves)
-        )
+        slots = {number_slot.path for number_slot in self._numbers if number_slot.name in names}
+        return Numbers(frozenset(slots), frozenset(leaves))
 
 
 def _giving(item: Any) -> Callable[[], Any]:

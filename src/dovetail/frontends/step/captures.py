@@ -34,7 +34,7 @@ from dovetail.frontends.step.capture import StepCapture
 from dovetail.frontends.step.containers import Path, Slot
 from dovetail.frontends.step.drawing_functions import NotBeforeRuns
 from dovetail.frontends.step.eager_run import EagerRuns, leads_on
-from dovetail.frontends.step.guard import NOTHING, UNBOUND, StepCall
+from dovetail.frontends.step.guard import UNBOUND, StepCall
 from dovetail.frontends.step.interrupts import interrupts_wait
 from dovetail.frontends.step.lifting import Lifting, Numbers
 from dovetail.frontends.step.made_state import MadeState, give_up, take_away
@@ -44,7 +44,7 @@ from dovetail.frontends.step.same_recordings import once_only
 from dovetail.frontends.step.searches import SearchCalled
 from dovetail.frontends.step.sharded_modules import ShardedModules
 from dovetail.frontends.step.told_once import ToldOnce
-from dovetail.frontends.step.variant import StepVariant, tie
+from dovetail.frontends.step.variant import StepVariant, let_go, tie
 from dovetail.frontends.step.waiting_draws import WaitingDraws
 from dovetail.frontends.variant_cache import VariantCache
 from dovetail.ir.program import Value
@@ -78,14 +78,12 @@ class StepCaptures:
         self._rounds, self._filled, self._made = 0, frozenset[Path](), frozenset[Path]()
         self._last_miss: Question | None = None
         self._walks, self._answers, self._put = Walks(), dict[object, Any](), list[tuple[Slot, Any]]()
-        self._is_begun, self._is_shown, self._begins_cleared, self.sharded = False, False, True, ShardedModules()
+        self._is_shown, self._begins_cleared, self.sharded = False, True, ShardedModules()
 
     def begin(self, call: StepCall) -> None:
-        """A call begins. Note the arguments of the first one."""
+        """A call begins."""
         self._put = []
-        if not self._is_begun:
-            self._is_begun = True
-            self._lifting.see(call.leaves, call.structure)
+        self._lifting.begin(call.leaves, call.structure)
 
     def run_eager(self, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run the step in eager mode, and note the numbers that it reads off tensors, as hints for captures."""
@@ -118,7 +116,7 @@ class StepCaptures:
     def missed(self, variant: StepVariant, miss: GuardMiss) -> None:
         """A program has asked a question that got another answer."""
         self._last_miss = variant.guard.questions[miss.number]
-        self._lifting.missed(self._last_miss)
+        self._lifting.missed(self._last_miss, miss.number)
         variant.misses += 1
         self._cache.counts.guard_misses += 1
 
@@ -131,7 +129,7 @@ class StepCaptures:
         if (found := cache.find(call.leaves, call.structure, tried)) is not None:
             return found
         cache.counts.misses += not tried
-        if cache.is_full and not self._may_fit_again(call, tried):
+        if cache.is_full and not (cache.has_idle or self._may_fit_again(call, tried)):
             cache.refuse(lambda: self._why(self._reachable(call), call, tried))
             return None
         reachable = self._reachable(call)
@@ -140,7 +138,7 @@ class StepCaptures:
             self._walks.was(cache.counts.calls, fruitful=found is not None)
         if found is not None:
             return found
-        self._let_go(reachable)
+        let_go(self._cache.variants, reachable)
         if tried and not self._missed:
             self._missed = True  # it may have been this once
             self._why_eager = f"a check had another outcome: {self._last_miss}"
@@ -164,24 +162,22 @@ class StepCaptures:
         return found
 
     def _find_in(self, reachable: ReachableState, call: StepCall, tried: Sequence[StepVariant]) -> Chosen | None:
-        """A variant for a call in a reachable state that was looked at again: after a checkpoint was loaded, say."""
-        for variant in self._cache.recent:
-            guard = variant.guard
+        """A variant for a call in a reachable state that was looked at again: after a checkpoint was loaded, say. One
+        for which the same is found replaced in each call makes room for another one.
+        """
+        for variant in [*self._cache.recent]:
+            guard, before = variant.guard, variant.guard.bindings
             if variant in tried or not guard.arguments.are(call.leaves, call.structure):
                 continue
             is_tied = tie(variant, reachable, call.leaves)
             if is_tied and (tensors := guard.inputs(call.leaves, call.structure)) is not None:
+                if self._lifting.finds_replaced(variant, before, reachable):
+                    self._cache.drop(variant)
+                    return None
                 self._cache.prefer(variant)
-                self._let_go(reachable)
+                let_go(self._cache.variants, reachable)
                 return variant, tensors
         return None
-
-    def _let_go(self, reachable: ReachableState) -> None:
-        """Cut the bindings of variants to tensors that the present reachable state does not hold any more."""
-        held = {id(tensor) for _, tensor in reachable.tensors} | {id(NOTHING)}
-        for guard in (variant.guard for variant in self._cache.variants):
-            if not held.issuperset(map(id, guard.bindings.tensors)):
-                guard.bindings = UNBOUND
 
     def _why(self, reachable: ReachableState, call: StepCall, tried: Sequence[StepVariant]) -> str:
         if tried:
@@ -209,7 +205,7 @@ class StepCaptures:
             return None
         self._failed, self._refused = False, None
         self._once.give_to(variant.runner)
-        self._let_go(reachable)
+        let_go(self._cache.variants, reachable)
         return variant, variant.guard.expected(call.leaves)
 
     def _left_to_eager(self, error: StateToMake | DovetailError, call: StepCall) -> None:

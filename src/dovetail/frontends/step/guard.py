@@ -192,6 +192,9 @@ class _Never:
     def holds(self) -> bool:
         return False
 
+    def knows(self, _: object) -> bool:
+        return False
+
 
 NOTHING = torch.empty(0)
 UNBOUND = Bindings(_Never(), [], [], [])

@@ -14,10 +14,12 @@ from typing import Any, Protocol
 from dovetail.capture.step_questions import Question
 from dovetail.errors import StateChangedOtherwise
 from dovetail.frontends.step.containers import Path
-from dovetail.frontends.step.guard import StepGuard
+from dovetail.frontends.step.guard import Bindings, StepGuard
 from dovetail.frontends.step.held_arrays import array_slots, large_arrays
 from dovetail.frontends.step.reachable_state import ReachableState
 from dovetail.frontends.step.record import difference
+from dovetail.frontends.step.replaced import Replaced
+from dovetail.frontends.step.variant import StepVariant
 from dovetail.frontends.structure import Structure
 from dovetail.reach.contents import value_key
 
@@ -61,21 +63,24 @@ class Lifting:
     """What the calls of one step have shown so far. guarded: numbers that code cannot take as inputs.
 
     drawing: functions that draw outside torch, and are called before each run.
-    kept: slots of tensors that calls replace. write_only: containers that calls only put things into. read: those that
-    calls read as well. turned: flags that calls have turned. calls_hooks: hooks of optimizers are host calls.
-    asks_texts: whole numbers that data decide are asked for where they are made into texts. makes_arrays: arrays of
-    NumPy that the step makes are made before each run. has_symbols: numbers are symbols where they are sizes or places
-    of operators, because calls have shown too many.
+    kept: slots of tensors that calls replace, or what is done between them (`replaced`). write_only: containers that
+    calls only put things into. read: those that calls read as well. turned: flags that calls have turned.
+    calls_hooks: hooks of optimizers are host calls. asks_texts: whole numbers that data decide are asked for where they
+    are made into texts. makes_arrays: arrays of NumPy that the step makes are made before each run. answered_otherwise:
+    questions of programs, by their numbers, that had other answers in this call. has_symbols: numbers are symbols where
+    they are sizes or places of operators, because calls have shown too many.
     """
 
     def __init__(self, *, may_have_symbols: bool) -> None:
         self.guarded = Numbers()
         self.calls_hooks = self.asks_texts = self.makes_arrays = self.has_symbols = False
+        self.answered_otherwise: dict[int, Question] = {}
         self._may_have_symbols, self._numbers = may_have_symbols, dict[str, set[int]]()
         self._changed = Numbers()
         self._arrays: frozenset[Path] = frozenset()
         self._written: frozenset[Path] = frozenset()
         self.kept: frozenset[Path] = frozenset()
+        self.replaced = Replaced()
         self.write_only: frozenset[Path] = frozenset()
         self.read: frozenset[Path] = frozenset()
         self.turned: frozenset[Path] = frozenset()
@@ -133,8 +138,18 @@ class Lifting:
                 changed |= guard.arguments.changed_numbers(leaves)
         self._changed |= Numbers(frozenset(slots), frozenset(changed))
 
-    def missed(self, question: Question | None) -> None:
-        """Note that a program was not for a call, because a question had another answer."""
+    def begin(self, leaves: Sequence[Any], structure: Structure) -> None:
+        """A call begins. The arguments of the first one are noted."""
+        self.answered_otherwise = {}
+        if self._before is None:
+            self.see(leaves, structure)
+
+    def missed(self, question: Question | None, number: int | None = None) -> None:
+        """Note that a program was not for a call, because a question had another answer. number: of the question, if
+        the program has asked it itself.
+        """
+        if question is not None and number is not None:
+            self.answered_otherwise[number] = question
         if question is not None and question.is_exact and type(question.answer) is int:
             answers = self._numbers.setdefault(str(question.origin), set())
             answers.add(question.answer)
@@ -150,6 +165,12 @@ class Lifting:
         """Note slots of tensors that the step replaces by others."""
         assert not slots <= self.kept, "they are known"
         self.kept |= slots
+
+    def finds_replaced(self, variant: StepVariant, before: Bindings, reachable: ReachableState) -> bool:
+        """Note tensors that the user's code replaces between calls; see `Replaced.is_so_again`."""
+        is_new = self.replaced.is_so_again(variant, before, reachable)
+        self.kept |= self.replaced.tensors
+        return is_new
 
     def takes_for_write_only(self, paths: frozenset[Path], read: frozenset[Path] = frozenset()) -> None:
         """Note containers that the step puts things into. read: those that it turned out to read."""

@@ -42,8 +42,9 @@ class Recorded:
     are inputs. kept: slots of tensors that are read like arguments; given: the arguments, and these tensors. lifted:
     all slots that are inputs. hyperparameters: those of them that seldom change. held: where each tensor of the
     reachable state was held first, () for those that are only where others may be. writes, bound, filled, places,
-    host_calls, draws, write_only: see `StepRunner`. made: what the step puts where there was nothing.
-    reads: see `StepGuard`. asked: arguments that code asked for attributes by name.
+    host_calls, draws, write_only: see `StepRunner`. made: what the step puts where there was nothing. replaced: slots
+    of containers that the user's code replaces between calls. reads: see `StepGuard`. asked: arguments that code asked
+    for attributes by name.
     """
 
     call: StepCall
@@ -61,6 +62,7 @@ class Recorded:
     writes: list[tuple[NumberSlot, int]]
     bound: list[tuple[Path, Tree]]
     filled: list[tuple[Path, Tree]]
+    replaced: frozenset[Path]
     places: list[Path]
     host_calls: tuple[HostCall, ...]
     draws: Draws
@@ -137,12 +139,12 @@ class Recorded:
         return Variant(guard, runner)
 
     def _opened(self) -> frozenset[Path]:
-        """The slots in which each run leaves something, and nothing else is bound to what is there."""
+        """The slots in which each call finds, or leaves, something else, and nothing is bound to what is there."""
         found = [path for path, _ in self.filled]
         found += [*self.write_only, *(slot.path for slot, _ in self.writes)]
         found += [call.at for call in self.host_calls if call.at is not None]
         found += [x.path for draw in self.draws.made for x in draw.sources if x.path is not None]
-        return paths_of_new([path for path, _ in self.bound], found)
+        return paths_of_new([*self.replaced, *(path for path, _ in self.bound)], found)
 
     def _labels(self) -> tuple[str, ...]:
         """What a user would call the inputs of the program."""

@@ -173,7 +173,7 @@ class CompiledStep:
                 ):
                     results = variant.runner.run(tensors, call.leaves, variant.guard.bindings)
                 captures.ran(variant)
-                cache.patience.found()
+                cache.fitted(variant)
                 return _Ran(results)
             except GuardMiss as miss:
                 captures.did_not_run()

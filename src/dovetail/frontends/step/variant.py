@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from typing import Any, TypeAlias
 
 from dovetail.frontends.step.drawn_values import Draw, Held, Late
-from dovetail.frontends.step.guard import UNBOUND, Bindings, StepGuard
+from dovetail.frontends.step.guard import NOTHING, UNBOUND, Bindings, StepGuard
 from dovetail.frontends.step.number_slots import NumberSlot
 from dovetail.frontends.step.reachable_state import ReachableState
 from dovetail.frontends.step.runner import StepRunner
@@ -65,6 +65,14 @@ def tie(variant: StepVariant, reachable: ReachableState, leaves: Sequence[Any]) 
     return guard.record.fits(reachable.record(guard.lifted)) and guard.bind(
         bindings_to(reachable, guard, variant.runner), leaves
     )
+
+
+def let_go(variants: Iterable[StepVariant], reachable: ReachableState) -> None:
+    """Cut the bindings of variants to tensors that the present reachable state does not hold any more."""
+    held = {id(tensor) for _, tensor in reachable.tensors} | {id(NOTHING)}
+    for guard in (variant.guard for variant in variants):
+        if not held.issuperset(map(id, guard.bindings.tensors)):
+            guard.bindings = UNBOUND
 
 
 def _reader(read: Callable[[], Any]) -> Callable[[Sequence[Any]], Any]:
