@@ -1,7 +1,7 @@
 """What stands for values that are inputs of a program, where a guard expects a value.
 
 Of an input only the type counts (`OfType`). What holds inputs, and is new in each call, counts by its class and by what
-it holds: `TupleOf`, `ListOf`, `DictOf`, `AttributesOf`, `SlotsOf`.
+it holds: `TupleOf`, `ListOf`, `DictOf`, `AttributesOf`, `SlotsOf`; `UnreadOf` by its class alone.
 """
 
 from __future__ import annotations
@@ -163,6 +163,15 @@ class SlotsOf(PartsOf):
 
     def held(self, now: Any) -> Iterable[Any] | None:
         return [in_slot(now, descriptor) for descriptor in self.descriptors.values()]
+
+
+class UnreadOf(PartsOf):
+    """Stands for a container whose contents nobody reads. It has no parts."""
+
+    __slots__ = ()
+
+    def held(self, now: Any) -> Iterable[Any] | None:
+        return ()
 
 
 STAND_INS = (OfType, PartsOf, Anything)

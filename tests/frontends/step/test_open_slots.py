@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -220,3 +221,48 @@ def test_what_is_replaced_is_not_kept_alive() -> None:
     del value
     s.h = [_zeros(), _zeros()]
     assert len(held) == 0
+
+
+def gathered(s: Any, x: Tensor) -> Any:
+    s.h.append(x * 2)
+    if len(s.h) == 3:
+        mean = torch.stack(s.h).mean(0)
+        s.h = []
+        return mean
+    return s.h[-1] + 0
+
+
+def told_now_and_then(s: Any, x: Tensor) -> Any:
+    s.count += 1
+    s.h.append((s.count, x.sum().item()))
+    if s.count % 4 == 0:
+        s.h = []
+    return x * s.count
+
+
+def window(s: Any, x: Tensor) -> Any:
+    s.h.append(x + 1)
+    return torch.stack(list(s.h)).sum(0)
+
+
+@pytest.mark.parametrize(
+    ("step", "make"),
+    [
+        (gathered, lambda: SimpleNamespace(h=[])),
+        (told_now_and_then, lambda: SimpleNamespace(h=[], count=0)),
+        (window, lambda: SimpleNamespace(h=deque([_zeros(), _zeros()], maxlen=2))),
+    ],
+    ids=lambda x: getattr(x, "__name__", ""),
+)
+def test_lists_that_grow_and_are_replaced(step: Step, make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    walks, refresh = [], ReachableState.refresh
+    monkeypatch.setattr(ReachableState, "refresh", lambda self: (walks.append(1), refresh(self)))
+    s, other = make(), make()
+    compiled = dovetail.compile_step(lambda x: step(s, x))
+    for n in range(36):
+        if n == 16:
+            walks.clear()
+        assert torch.equal(compiled(X + n), step(other, X + n))
+        assert _shown(list(s.h)) == _shown(list(other.h))
+    assert walks == []
+    assert compiled.stats.eager_calls == 0

@@ -6,7 +6,7 @@ hold gradients, and what is compared of the Python state. All of that is asked b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,8 +41,8 @@ class Bindings:
 
     tensors: the state. reads: for each number of the program, how it is read, given the leaves of the arguments.
     writes: where numbers that the step leaves are put, in order. kept: how tensors that calls replace are read. binds:
-    where what else the step leaves is put. containers: that the step only puts things into.
-    filled: containers that hold something else after each run. places: how to read what is handed on.
+    where what else the step leaves is put. containers: how to read those that the step only puts things into.
+    filled: how to read containers that hold something else after each run. places: how to read what is handed on.
     schedulers: of the calls after, or before, each run.
     sources: of each draw. held: how to read what is read before each run. early, late: if schedulers are stepped
     before a run: places among `reads` of what is read before that; of what is read after which call, with how to read
@@ -55,8 +55,8 @@ class Bindings:
     writes: list[Callable[[Any], None]]
     kept: list[Callable[[], Any]] = field(default_factory=list)
     binds: list[Callable[[Any], None]] = field(default_factory=list)
-    containers: list[Any] = field(default_factory=list)
-    filled: list[Any] = field(default_factory=list)
+    containers: list[Callable[[], Any]] = field(default_factory=list)
+    filled: list[Callable[[], Any]] = field(default_factory=list)
     places: list[tuple[Path, Callable[[], Any]]] = field(default_factory=list)
     schedulers: list[Any] = field(default_factory=list)
     sources: list[list[Any]] = field(default_factory=list)
@@ -70,9 +70,9 @@ class StepGuard:
     """See the module docstring.
 
     record, lifted: the reachable state that the program was captured in, and the slots that are inputs. opened: those
-    in which calls leave new containers. state: where each tensor of the reachable state was held first. kept: slots of
-    tensors that are read like arguments. reads: what the code read besides what the reachable state compares.
-    constants: tensors, with the versions that they must have.
+    in which calls of the step find, or leave, new containers. state: where each tensor of the reachable state was held
+    first. kept: slots of tensors that are read like arguments. reads: what the code read besides what the reachable
+    state compares. constants: tensors, with the versions that they must have.
     questions: that the program asks, by number. early: those that are asked beforehand.
     changed_word: what compares words of memory, if machine code is to.
     """
@@ -81,7 +81,7 @@ class StepGuard:
     kinds: TensorKinds
     record: Record
     lifted: frozenset[Path]
-    opened: frozenset[Path]
+    opened: Collection[Path]
     state: list[Path]
     kept: list[Path]
     reads: PythonGuard

@@ -152,7 +152,7 @@ class LeftBehind:
                 raise self._refused(change)
         if made:
             raise StateToMake(next(iter(made.values())))
-        inside = self._reachable.opened([path for path, _ in self.bound]).tensors()
+        inside = self._reachable.opened([path for path, _ in (*self.bound, *self.filled)]).tensors()
         keep.update(slot.path for slot in inside if slot.path not in self._kept)
         if keep:
             raise TensorsToKeep(frozenset(keep))

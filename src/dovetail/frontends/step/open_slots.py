@@ -19,7 +19,7 @@ from dovetail.frontends.step.containers import Container, Fixed, Named, Path, Sl
 from dovetail.frontends.step.number_slots import NumberSlot
 from dovetail.frontends.step.value_walk import SCHEDULER, ValueWalk
 from dovetail.reach.contents import MISSING
-from dovetail.reach.expected_values import AttributesOf, DictOf, ListOf, OfType, SlotsOf, TupleOf
+from dovetail.reach.expected_values import AttributesOf, DictOf, ListOf, OfType, SlotsOf, TupleOf, UnreadOf
 from dovetail.reach.values import Kind, attributes_of, is_a, is_made_of_attributes, is_plain_key, slots_of
 
 
@@ -50,6 +50,8 @@ class OpenSlots:
 
     def _open(self, parent: Container, key: Any, value: Any) -> bool:
         """Whether a value is looked into, wherever it lies; note it then, and those inside it."""
+        if id(value) in self._walk.unread:
+            return self._holders[id(value)] == 1
         container = self._container_of(parent, key, value)
         if container is None:
             return False
@@ -81,6 +83,8 @@ class OpenSlots:
     def _expected(self, parent: Container, key: Any, value: Any, lifted: frozenset[Path]) -> Any:
         if parent.path_of(key) in lifted:
             return OfType(type(value))
+        if id(value) in self._walk.unread and self._holders[id(value)] == 1:
+            return UnreadOf(type(value), ())
         container = self._container_of(parent, key, value)
         if container is None or id(container) not in self.inside:
             return value
@@ -122,7 +126,7 @@ class OpenSlots:
 def paths_of_new(bound: Iterable[Path], fixed: Iterable[Path]) -> frozenset[Path]:
     """The slots, of those in which calls leave something, in which nothing is written, or found, otherwise.
 
-    fixed: slots and containers that are written, or found, where they lie.
+    fixed: slots that are written, or looked at, where a program is bound.
     """
     every = [*bound]
     within = {path[:n] for path in fixed for n in range(1, len(path) + 1)}

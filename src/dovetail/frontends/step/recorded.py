@@ -19,7 +19,6 @@ from dovetail.frontends.step.left_behind import Made
 from dovetail.frontends.step.memory import Accesses
 from dovetail.frontends.step.noted_calls import HostCall
 from dovetail.frontends.step.number_slots import NumberSlot
-from dovetail.frontends.step.open_slots import paths_of_new
 from dovetail.frontends.step.program_inputs import changing, number_label, sources_of_numbers
 from dovetail.frontends.step.reachable_state import ReachableState
 from dovetail.frontends.step.results import Results
@@ -43,8 +42,8 @@ class Recorded:
     all slots that are inputs. hyperparameters: those of them that seldom change. held: where each tensor of the
     reachable state was held first, () for those that are only where others may be. writes, bound, filled, places,
     host_calls, draws, write_only: see `StepRunner`. made: what the step puts where there was nothing. replaced: slots
-    of containers that the user's code replaces between calls. reads: see `StepGuard`. asked: arguments that code asked
-    for attributes by name.
+    of containers that calls, or what is done between them, replace, for all programs of the step. reads: see
+    `StepGuard`. asked: arguments that code asked for attributes by name.
     """
 
     call: StepCall
@@ -62,7 +61,7 @@ class Recorded:
     writes: list[tuple[NumberSlot, int]]
     bound: list[tuple[Path, Tree]]
     filled: list[tuple[Path, Tree]]
-    replaced: frozenset[Path]
+    replaced: set[Path]
     places: list[Path]
     host_calls: tuple[HostCall, ...]
     draws: Draws
@@ -96,12 +95,13 @@ class Recorded:
         before, sizes = bytes_before(taken, plan), recording.size_hints
         program = compile_step_programs(programs, plan, names, self._labels(), name, options, sizes, before)
         leaf_of = dict(enumerate(sorted(self.leaves), len(self.slots)))
+        self.replaced.update(path for path, _ in self.bound)
         guard = StepGuard(
             arguments=Arguments.like(call.leaves, call.structure, self.leaves, self.asked),
             kinds=kinds,
             record=self.reachable.record(self.lifted),
             lifted=self.lifted,
-            opened=self._opened(),
+            opened=self.replaced,
             state=self.held,
             kept=[number_slot.path for number_slot in self.kept],
             reads=self.reads,
@@ -137,14 +137,6 @@ class Recorded:
         kinds.learn(tensors)
         guard.bindings = bindings_to(self.reachable, guard, runner)
         return Variant(guard, runner)
-
-    def _opened(self) -> frozenset[Path]:
-        """The slots in which each call finds, or leaves, something else, and nothing is bound to what is there."""
-        found = [path for path, _ in self.filled]
-        found += [*self.write_only, *(slot.path for slot, _ in self.writes)]
-        found += [call.at for call in self.host_calls if call.at is not None]
-        found += [x.path for draw in self.draws.made for x in draw.sources if x.path is not None]
-        return paths_of_new([*self.replaced, *(path for path, _ in self.bound)], found)
 
     def _labels(self) -> tuple[str, ...]:
         """What a user would call the inputs of the program."""

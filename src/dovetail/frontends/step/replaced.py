@@ -10,7 +10,7 @@ in containers that may be new ones as well.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from dovetail.frontends.step.containers import Path, Slot
@@ -23,10 +23,12 @@ Found: TypeAlias = "tuple[frozenset[Path], frozenset[Path]]"
 
 @dataclass(slots=True, eq=False)
 class Replaced:
-    """What calls of a step have found replaced. tensors, containers: slots; see the module docstring."""
+    """What calls of a step have found replaced. tensors, containers: slots; see the module docstring. Of containers,
+    those as well that calls themselves replace.
+    """
 
     tensors: frozenset[Path] = frozenset()
-    containers: frozenset[Path] = frozenset()
+    containers: set[Path] = field(default_factory=set)
     _last: tuple[StepVariant | None, frozenset[Path]] = (None, frozenset())
 
     def is_so_again(self, variant: StepVariant, before: Bindings, reachable: ReachableState) -> bool:

@@ -146,17 +146,18 @@ class StepRunner:
 
     def _leave(self, run: Handed, bindings: Bindings) -> None:
         """Put into Python objects what the step leaves there, and make the calls outside."""
+        containers, filled = ([read() for read in found] for found in (bindings.containers, bindings.filled))
         for put, (_, which) in zip(bindings.writes, self.writes, strict=True):
             put(run.left[which])
         for bind, (_, tree) in zip(bindings.binds, self.bound, strict=True):
             bind(grown(tree, run))
-        for container, (_, tree) in zip(bindings.filled, self.filled, strict=True):
+        for container, (_, tree) in zip(filled, self.filled, strict=True):
             refill(container, grown(tree, run))
         stepped = bindings.schedulers if self.next_calls is None else repeat(None)
         calls, self.next_calls = self.host_calls if self.next_calls is None else self.next_calls, None
         for call, scheduler in zip(calls, stepped, strict=False):
             if isinstance(call.function, Put):
-                call.function(bindings.containers[call.function.at], run)
+                call.function(containers[call.function.at], run)
             elif not call.before:
                 call.make(run, scheduler)
 

@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from typing import Any, TypeAlias
 
+from dovetail.frontends.step.containers import Path
 from dovetail.frontends.step.drawn_values import Draw, Held, Late
 from dovetail.frontends.step.guard import NOTHING, UNBOUND, Bindings, StepGuard
 from dovetail.frontends.step.number_slots import NumberSlot
+from dovetail.frontends.step.open_slots import paths_of_new
 from dovetail.frontends.step.reachable_state import ReachableState
 from dovetail.frontends.step.runner import StepRunner
 from dovetail.frontends.variant_cache import Variant
@@ -24,7 +26,8 @@ def bindings_to(reachable: ReachableState, guard: StepGuard, runner: StepRunner)
     state = guard.state_in(reachable)
     if state is None:
         return UNBOUND
-    opened = reachable.opened(guard.opened)
+    bound = [path for path, _ in runner.bound]
+    opened = reachable.opened(paths_of_new([*guard.opened, *bound], _fixed(runner)))
     slots = {slot.path: slot for slot in (reachable.slots if wanted else ()) if slot.path in wanted}
     reads = [
         itemgetter(x)
@@ -41,8 +44,8 @@ def bindings_to(reachable: ReachableState, guard: StepGuard, runner: StepRunner)
     try:
         kept = [opened.reader(reachable.slot(path)) for path in guard.kept]
         binds = [NumberSlot.at(reachable.slot(path)).binder() for path, _ in runner.bound]
-        containers = [reachable.slot(path).read() for path in runner.write_only]
-        filled = [reachable.slot(path).read() for path, _ in runner.filled]
+        containers = [opened.reader(reachable.slot(path)) for path in runner.write_only]
+        filled = [opened.reader(reachable.slot(path)) for path, _ in runner.filled]
         places = [(path, opened.reader(reachable.slot(path))) for path in runner.places]
         schedulers = [x.scheduler if x.at is None else reachable.slot(x.at).read() for x in runner.host_calls]
         sources = [
@@ -57,6 +60,13 @@ def bindings_to(reachable: ReachableState, guard: StepGuard, runner: StepRunner)
     return Bindings(
         guards, state, reads, writes, kept, binds, containers, filled, places, schedulers, sources, held, early, late
     )
+
+
+def _fixed(runner: StepRunner) -> list[Path]:
+    """Slots that are written, or looked at, where a program is bound."""
+    found = [path for path, _ in runner.writes]
+    found += [call.at for call in runner.host_calls if call.at is not None]
+    return found + [x.path for draw in runner.draws for x in draw.sources if x.path is not None]
 
 
 def tie(variant: StepVariant, reachable: ReachableState, leaves: Sequence[Any]) -> bool:
