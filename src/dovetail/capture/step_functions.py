@@ -140,7 +140,7 @@ class StepFunctions(TorchFunctionMode):
         if func == _SET_DATA:
             self._bind_memory(*args)
             return None
-        if not torch.is_grad_enabled() and _takes_plain_floats(func, args, keywords):
+        if _takes_plain_floats(func, args, keywords) and not _has_gradient((*args, *keywords.values())):
             args = [self._plain(argument) for argument in args]
             keywords = {name: self._plain(argument) for name, argument in keywords.items()}
         return func(*args, **keywords)
@@ -239,6 +239,13 @@ def _takes_plain_floats(func: Any, args: Sequence[Any], keywords: Mapping[str, A
     if not any(map(is_traced, (*args, *keywords.values()))):
         return False
     return _is_kernel_of_floats(getattr(func, "__name__", ""))
+
+
+def _has_gradient(arguments: Iterable[Any]) -> bool:
+    """Whether formulas of gradients get the arguments: they may compute with plain floats."""
+    return torch.is_grad_enabled() and any(
+        isinstance(x, torch.Tensor) and x.requires_grad for x in _flat(list(arguments))
+    )
 
 
 @cache

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.utils import clip_grad
 
 from dovetail.torch_compat.traced_numbers import (
     NumberNode,
@@ -37,7 +38,8 @@ def traced_maths() -> Iterator[None]:
     Functions of `math`, `max` and `min` are noted, and so are all operators as Python has them: torch's symbolic ones
     make `math.floor(a / b)` of `a // b`, which is another number, refuse negative bases of powers, and do not compute
     with truth values. Code outside torch that asks whether a traced number is a float, say, is told so.
-    What one is as text is up to its trace. NumPy, and tables, ask for the plain number. Copies are the number.
+    What one is as text is up to its trace. NumPy, and tables, ask for the plain number. Copies are the number. Bounds
+    of gradients, which torch makes floats of, stay traced.
     """
     changed: list[tuple[Any, str, Any]] = []
 
@@ -66,6 +68,7 @@ def traced_maths() -> Iterator[None]:
         for name in ("max", "min"):
             change(builtins, name, _traced_function)
         change(builtins, "isinstance", _instance_question)
+        change(clip_grad, "float", lambda _: _float)
         yield
     finally:
         for owner, name, before in reversed(changed):
@@ -115,6 +118,10 @@ class Formatting:
     def __call__(self, number: Any) -> str:
         """The text."""
         return format(number, self.spec)
+
+
+def _float(item: Any) -> Any:
+    return torch.sym_float(item) if is_traced(item) else float(item)
 
 
 def _hash(before: Callable[[Any], int]) -> Callable[[Any], int]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from torch.nn.utils import clip_grad
+
 from dovetail.torch_compat import traced_maths, traced_numbers
 from dovetail.torch_compat.checks.difference import first_difference
 from dovetail.torch_compat.checks.traced_numbers import TraceOfTexts
@@ -16,10 +18,13 @@ def check_traced_maths() -> str | None:
     with traced_maths.traced_maths():
         root = traced_numbers.number_now(math.sqrt(number))
         text = f"{number:.2f}, {number!s}"
+        bound = vars(clip_grad)["float"](number)
     return first_difference(
         ("the text", text, "x as 0.50, x as 0.5"),
         ("the root", root, 2.0),
         ("what is told", trace.told, [(before, ("x",))]),
+        ("whether a bound of gradients is traced", traced_numbers.is_traced(bound), True),
+        ("whether it is one afterwards", "float" in vars(clip_grad), False),
         ("math.sqrt", math.sqrt, before),
     )
 
