@@ -128,7 +128,8 @@ class VariantCache(Generic[V]):
         """Forget the program that is idle for longest. The next time it takes twice as many refused calls, unless the
         program that took its place was of use: where each call needs one of its own, few are captured in vain.
         """
-        idle = max(self.variants, key=lambda variant: (self._idle.get(id(variant), (0, 0))[1], -variant.calls))
+        counted = [variant for variant in self.variants if not variant.is_once]
+        idle = max(counted, key=lambda variant: (self._idle.get(id(variant), (0, 0))[1], -variant.calls))
         self._most_idle *= 2
         self._has_refused = False
         self._idle.pop(id(idle), None)
@@ -176,8 +177,9 @@ class VariantCache(Generic[V]):
         """A call fits no program, and none may be made for it. why: what is to be said of it."""
         self.patience.missed()
         self._has_refused = True
-        known = {id(variant): self._idle.get(id(variant), (variant.calls, 0)) for variant in self.variants}
-        self._idle = {id(x): (x.calls, known[id(x)][1] + 1 if x.calls == known[id(x)][0] else 0) for x in self.variants}
+        counted = [variant for variant in self.variants if not variant.is_once]
+        known = {id(variant): self._idle.get(id(variant), (variant.calls, 0)) for variant in counted}
+        self._idle = {id(x): (x.calls, known[id(x)][1] + 1 if x.calls == known[id(x)][0] else 0) for x in counted}
         self.warn_of_limit(why)
 
     def warn_of_limit(self, why: Callable[[], str]) -> None:

@@ -176,3 +176,34 @@ def test_weights_that_are_loaded_again_and_again_are_weights() -> None:
         t.net.load_state_dict({k: v * 0.5 for k, v in t.net.state_dict().items()})
         compiled()
     assert compiled.stats.captures <= 2
+
+
+@pytest.mark.parametrize("is_shown", [False, True])
+@pytest.mark.parametrize("every", [1, 4])
+@pytest.mark.parametrize("kind", [list, dict])
+def test_a_container_for_results_that_is_replaced(kind: type, every: int, is_shown: bool) -> None:
+    """`trainer.losses = []` at the beginning of each epoch; another slot may come to hold it, or read it, as well."""
+    found = []
+    for compiled in (False, True):
+        t: Any = Trainer()
+        t.losses, t.shown, t.x = kind(), None, _batch(0)
+
+        def step(t: Any = t) -> Tensor:
+            loss = t.train(t.x)
+            if isinstance(t.losses, list):
+                t.losses.append(loss.item())
+            else:
+                t.losses["last"] = loss.item()
+            return loss * (0 if t.shown is None else len(t.shown))
+
+        run, seen = dovetail.compile_step(step) if compiled else step, []
+        for n in range(24):
+            if n % every == 0:
+                t.losses = kind()
+            if is_shown and n in (9, 10, 15):
+                t.shown = {9: t.losses, 10: None, 15: [1]}[n]
+            seen.append((run().item(), repr(t.losses), repr(t.shown)))
+        found.append(seen)
+        if compiled:
+            assert run.stats.captures <= (8 if is_shown else 3), run.stats  # type: ignore[attr-defined]
+    assert found[0] == found[1]

@@ -12,7 +12,7 @@ from types import FunctionType
 from typing import Any, Protocol
 
 from dovetail.capture.step_questions import Question
-from dovetail.errors import StateChangedOtherwise
+from dovetail.errors import DovetailError, StateChangedOtherwise
 from dovetail.frontends.step.containers import Path
 from dovetail.frontends.step.guard import Bindings, StepGuard
 from dovetail.frontends.step.held_arrays import array_slots, large_arrays
@@ -95,7 +95,7 @@ class Lifting:
 
         tried: the recording. may_be_numbers: it is perhaps for numbers, which are inputs, that draws did not work.
         """
-        if self.has_symbols:
+        if self.has_symbols and isinstance(error, DovetailError):
             self.has_symbols = self._may_have_symbols = False
             return True
         wanted, useless = tried.drawing_functions

@@ -91,7 +91,7 @@ def record_of(walk: ValueWalk, lifted: frozenset[Path], modes: Hashable) -> Reco
     record = Record()
     record.entries[("modes",)] = ("modes", modes)
     record.labels[("modes",)] = "the modes of torch"
-    arrays = dict[int, Path]()  # which are described by what they hold: the first slots of each
+    alike = dict[int, Path]()  # arrays, which are described by what they hold, and what nobody reads: their first slots
     own = {id(table) for _, _, table, _ in walk.objects}
     for container in walk.containers:
         if container.rank == SCHEDULER:
@@ -114,8 +114,9 @@ def record_of(walk: ValueWalk, lifted: frozenset[Path], modes: Hashable) -> Reco
                 continue
             path = container.path_of(key)
             entry = Lifted(type(value)) if path in lifted else _entry(walk, container, key, value)
-            if walk.kind(value) is Kind.ARRAY and arrays.setdefault(id(value), path) != path:
-                entry = ("same as", arrays[id(value)], entry)
+            is_alike = walk.kind(value) is Kind.ARRAY or id(value) in walk.unread
+            if is_alike and alike.setdefault(id(value), path) != path:
+                entry = ("same as", alike[id(value)], entry)
             record.entries[path] = entry
             record.labels[path] = container.label_of(key)
         if container.read_names is not None and id(container.item) in own:  # one may come to be
@@ -161,7 +162,7 @@ def _entry(walk: ValueWalk, container: Container, key: Any, value: Any) -> Hasha
         return ("array", held) if held is not None else Identity(value)
     met = walk.met.get(id(value))
     if met is None:
-        return Identity(value)
+        return ("of type", type(value), None) if id(value) in walk.unread else Identity(value)
     if met.parent is not container or met.key is not key:
         return ("same as", met.path)
     return ("of type", type(value), _own_value(value) if kind is Kind.OBJECT else None)

@@ -41,6 +41,7 @@ class Replaced:
             return False
         self.tensors |= tensors
         self.containers |= containers
+        self._last = None, frozenset()
         return True
 
 

@@ -11,6 +11,7 @@ import contextlib
 import dis
 import weakref
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from types import CellType, CodeType, FunctionType
 from typing import Any
 
@@ -98,6 +99,7 @@ def _may_stay(closure: Any) -> bool:
     return type(closure) is FunctionType and not vars(closure) and not _gives_values(closure.__code__)
 
 
+@lru_cache(256)
 def _gives_values(code: CodeType) -> bool:
     found = any(x.opname in _GIVING and x.argval in code.co_freevars for x in dis.get_instructions(code))
     return found or any(_gives_values(inner) for inner in code.co_consts if isinstance(inner, CodeType))

@@ -138,7 +138,9 @@ class ValueWalk:
             if kind is Kind.TENSOR:
                 self.tensor(value, container, key)
             elif kind is Kind.DICT and not value and type(value) in (dict, OrderedDict):
-                if id(value) not in self.met and not (self.read.unread and container.path_of(key) in self.read.unread):
+                if self.read.unread and container.path_of(key) in self.read.unread:
+                    self.unread[id(value)] = value
+                elif id(value) not in self.met:
                     self.met[id(value)] = self.keep(Container(value, container, key))
                     self.containers[-1].rank = container.rank
             elif kind not in LEAF and value is not MISSING:
