@@ -69,6 +69,7 @@ LISTS = (
     "tests/frontends/step/test_data_sizes.py",
     "tests/frontends/step/test_first_recording.py",
     "tests/frontends/step/test_handed_on.py",
+    "tests/frontends/step/test_number_places.py",
     "tests/frontends/step/test_offload.py",
     "tests/frontends/step/test_reachable_state.py",
     "tests/frontends/step/test_refusals.py",

@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dovetail
+from tests.place_programs import followed
+from tests.rotation import rotated
 
 CALLS = 30
 Step = Callable[[Tensor], Any]
@@ -221,3 +223,24 @@ def test_under_a_limit_every_size_is_known() -> None:
     for _ in range(6):
         compiled(torch.ones(100))
     assert compiled.stats.captures == 6
+
+
+@pytest.mark.filterwarnings("ignore:.*was compiled for.*")
+@pytest.mark.parametrize("seed", rotated(list(range(400)), 20))
+def test_random_programs_over_places(seed: int) -> None:
+    (got, program, _), (expected, _, _) = followed(seed, dovetail.compile_step), followed(seed, lambda step: step)
+    assert repr(got) == repr(expected[: len(got)]), program
+    assert len(got) == len(expected), program
+
+
+def test_sizes_that_are_returned_are_sizes() -> None:
+    def step(x: Tensor) -> Any:
+        picked = x[x > 0]
+        return picked.shape, {"all": [picked.size(), x.shape], "first": picked.shape[0]}
+
+    compiled = dovetail.compile_step(step)
+    for count in (2, 4, 3, 5):
+        x = torch.cat([torch.ones(count), -torch.ones(6 - count)])
+        got, expected = compiled(x), step(x)
+        assert got == expected
+        assert [type(v) for v in (got[0], *got[1]["all"])] == [torch.Size] * 3

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
+from functools import partial
 from pathlib import PurePath
 from typing import Any
 
@@ -45,13 +46,13 @@ class Results:
         self._result = result
         self.leaves: list[Any]
         self.structure: Structure
-        self.leaves, self.structure = flatten(result, lambda x: not isinstance(x, torch.Tensor | tuple) and is_known(x))
+        self.leaves, self.structure = flatten(result, partial(_is_whole, is_known))
         self.places: dict[int, Path] = {}
         self.whole: Tree | None = None
         self._plain = {n: x for n, x in enumerate(self.leaves) if not (isinstance(x, torch.Tensor) or is_traced(x))}
         look_at(list(self._plain.values()))
         new = {n: x for n, x in self._plain.items() if not is_known(x) and not any(x is other for other in given)}
-        self._made = {n: x for n, x in new.items() if is_made_of_attributes(type(x))}
+        self._made = {n: x for n, x in new.items() if is_made_of_attributes(type(x)) or _is_size_of_data(x)}
         _refuse_new({n: x for n, x in new.items() if n not in self._made})
         for number in self._made:
             self.leaves[number] = None
@@ -73,6 +74,15 @@ class Results:
         self.whole = trees.of_result(self._result, self.leaves, is_made=bool(self._made))
         if self.whole is None:
             _refuse_new(self._made)
+
+
+def _is_whole(is_known: Callable[[Any], bool], item: Any) -> bool:
+    return _is_size_of_data(item) or (not isinstance(item, torch.Tensor | tuple) and is_known(item))
+
+
+def _is_size_of_data(item: Any) -> bool:
+    """Whether this is a size with traced numbers: flat, it would be any tuple."""
+    return isinstance(item, torch.Size) and any(map(is_traced, item))
 
 
 def _refuse_new(results: Mapping[int, Any]) -> None:
