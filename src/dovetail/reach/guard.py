@@ -297,10 +297,10 @@ class PythonGuard:
             slots, values = level.put_into(words, values, slots), below
         return [self._kept.get(id(tensor)) or self._reference(tensor) for tensor in tensors]
 
-    def knows(self, item: object) -> bool:
-        """Whether a program is bound to an object, or to a container."""
-        known = (self._objects, self._own, self._containers, self._empty) if self._is_bound else ()
-        return any(x is item for held in known for x in held)
+    def known(self) -> frozenset[int]:
+        """The identities of objects and containers that a program is bound to."""
+        held = (self._objects, self._own, self._containers, self._empty) if self._is_bound else ()
+        return frozenset(map(id, chain(*held)))
 
     def why(self) -> str:
         """What is not as it was; empty when everything is."""

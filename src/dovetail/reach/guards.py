@@ -43,9 +43,9 @@ class PythonGuards:
             return self.guards[0].holds()
         return all(guard.holds() for guard in self.guards)
 
-    def knows(self, item: object) -> bool:
+    def known(self) -> frozenset[int]:
         """See `PythonGuard`."""
-        return any(guard.knows(item) for guard in self.guards)
+        return frozenset[int]().union(*(guard.known() for guard in self.guards))
 
     def why(self) -> str:
         """What is not as it was; empty when everything is."""

@@ -166,12 +166,12 @@ class StepCaptures:
         for which the same is found replaced in each call makes room for another one.
         """
         for variant in [*self._cache.recent]:
-            guard, before = variant.guard, variant.guard.bindings
+            guard, before = variant.guard, variant.guard.bound_to
             if variant in tried or not guard.arguments.are(call.leaves, call.structure):
                 continue
             is_tied = tie(variant, reachable, call.leaves)
             if is_tied and (tensors := guard.inputs(call.leaves, call.structure)) is not None:
-                if self._lifting.finds_replaced(variant, before, reachable):
+                if self._lifting.finds_replaced(guard, before, reachable):
                     self._cache.drop(variant)
                     return None
                 self._cache.prefer(variant)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -65,6 +65,17 @@ class Bindings:
     late: list[tuple[int, int, Callable[[], Any]]] = field(default_factory=list)
 
 
+Found: TypeAlias = "tuple[frozenset[Path], frozenset[Path]]"
+
+
+@dataclass(frozen=True, slots=True)
+class BoundTo:
+    """What a program was bound to, by identity: tensors of the state, and containers. Nothing is kept alive."""
+
+    tensors: tuple[int, ...] = ()
+    containers: frozenset[int] = frozenset()
+
+
 @dataclass(slots=True, eq=False)
 class StepGuard:
     """See the module docstring.
@@ -73,7 +84,9 @@ class StepGuard:
     in which calls of the step find, or leave, new containers. state: where each tensor of the reachable state was held
     first. kept: slots of tensors that are read like arguments. reads: what the code read besides what the reachable
     state compares. constants: tensors, with the versions that they must have.
-    questions: that the program asks, by number. early: those that are asked beforehand.
+    questions: that the program asks, by number. early: those that are asked beforehand. before: what the program was
+    bound to, where it is bound to nothing now. found_replaced: slots of tensors and of containers that were other ones
+    when it was bound the last time.
     changed_word: what compares words of memory, if machine code is to.
     """
 
@@ -90,6 +103,19 @@ class StepGuard:
     early: EarlyQuestions
     bindings: Bindings
     changed_word: ChangedWord | None = None
+    before: BoundTo = BoundTo()
+    found_replaced: Found = (frozenset(), frozenset())
+
+    @property
+    def bound_to(self) -> BoundTo:
+        """What the program is bound to, or was the last time."""
+        if self.bindings is UNBOUND:
+            return self.before
+        return BoundTo(tuple(map(id, self.bindings.tensors)), self.bindings.guard.known())
+
+    def let_go(self) -> None:
+        """Be bound to nothing."""
+        self.before, self.bindings = self.bound_to, UNBOUND
 
     @property
     def is_alive(self) -> bool:
@@ -192,8 +218,8 @@ class _Never:
     def holds(self) -> bool:
         return False
 
-    def knows(self, _: object) -> bool:
-        return False
+    def known(self) -> frozenset[int]:
+        return frozenset()
 
 
 NOTHING = torch.empty(0)

@@ -14,12 +14,11 @@ from typing import Any, Protocol
 from dovetail.capture.step_questions import Question
 from dovetail.errors import DovetailError, StateChangedOtherwise
 from dovetail.frontends.step.containers import Path
-from dovetail.frontends.step.guard import Bindings, StepGuard
+from dovetail.frontends.step.guard import BoundTo, StepGuard
 from dovetail.frontends.step.held_arrays import array_slots, large_arrays
 from dovetail.frontends.step.reachable_state import ReachableState
 from dovetail.frontends.step.record import difference
 from dovetail.frontends.step.replaced import Replaced
-from dovetail.frontends.step.variant import StepVariant
 from dovetail.frontends.structure import Structure
 from dovetail.reach.contents import value_key
 
@@ -166,9 +165,9 @@ class Lifting:
         assert not slots <= self.kept, "they are known"
         self.kept |= slots
 
-    def finds_replaced(self, variant: StepVariant, before: Bindings, reachable: ReachableState) -> bool:
-        """Note tensors that the user's code replaces between calls; see `Replaced.is_so_again`."""
-        is_new = self.replaced.is_so_again(variant, before, reachable)
+    def finds_replaced(self, guard: StepGuard, before: BoundTo, reachable: ReachableState) -> bool:
+        """Note what the user's code replaces between calls; see `Replaced.is_so_again`."""
+        is_new = self.replaced.is_so_again(guard, before, reachable)
         self.kept |= self.replaced.tensors
         return is_new
 

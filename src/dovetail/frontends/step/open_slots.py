@@ -63,8 +63,7 @@ class OpenSlots:
 
     def _container_of(self, parent: Container, key: Any, value: Any) -> Container | None:
         kind = self._walk.kind(value)
-        is_list_or_dict = type(value) in (list, dict)
-        if not (is_list_or_dict or kind is Kind.TUPLE or (kind is Kind.OBJECT and is_made_of_attributes(type(value)))):
+        if not (kind is Kind.TUPLE or _may_be_new(self._walk, value)):
             return None
         found = [x for x in self._below.get((id(parent), id(key)), ()) if x.owner is value]
         if len(found) != 1 or (kind is not Kind.TUPLE and self._holders[id(value)] != 1):
@@ -121,6 +120,30 @@ class OpenSlots:
             assert container.parent is not None, "a slot leads to it"
             container, key = container.parent, container.key
         return partial(_read, container.reader(key), looks) if looks else NumberSlot.at(slot).reader()
+
+
+def new_containers(walk: ValueWalk, known: Collection[int]) -> frozenset[Path]:
+    """The slots of lists, dictionaries and objects that are not among known ones, by identity, but for what is inside
+    of others that are new.
+    """
+    found = set[Path]()
+    for container in walk.containers:
+        parent, key = container.parent, container.key
+        while isinstance(parent, Fixed):
+            key, parent = parent.key, parent.parent
+        if parent is not None and _is_new(walk, container, known) and not _is_new(walk, parent, known):
+            found.add(parent.path_of(key))
+    return frozenset(found)
+
+
+def _is_new(walk: ValueWalk, container: Container, known: Collection[int]) -> bool:
+    return id(container.owner) not in known and _may_be_new(walk, container.owner)
+
+
+def _may_be_new(walk: ValueWalk, value: Any) -> bool:
+    """Whether a container, or an object, is as good as another one of its class that holds the same."""
+    is_plain = type(value) in (list, dict)
+    return is_plain or (walk.kind(value) is Kind.OBJECT and is_made_of_attributes(type(value)))
 
 
 def paths_of_new(bound: Iterable[Path], fixed: Iterable[Path]) -> frozenset[Path]:

@@ -19,7 +19,7 @@ import torch
 from dovetail.capture.ambient_modes import ambient_modes
 from dovetail.frontends.step.bound_slots import bound_slots
 from dovetail.frontends.step.containers import Container, Fixed, Path, Slot, Unordered
-from dovetail.frontends.step.open_slots import OpenSlots
+from dovetail.frontends.step.open_slots import OpenSlots, new_containers
 from dovetail.frontends.step.record import Record, record_of
 from dovetail.frontends.step.slot_changes import Change, changes_in
 from dovetail.frontends.step.source_locator import SourceLocator
@@ -270,6 +270,10 @@ class ReachableState:
     def opened(self, paths: Collection[Path]) -> OpenSlots:
         """The slots of some paths that hold containers which nothing else holds."""
         return OpenSlots(self._walk, paths)
+
+    def new_containers(self, known: Collection[int]) -> frozenset[Path]:
+        """See `open_slots.new_containers`."""
+        return new_containers(self._walk, known)
 
     def changes(self) -> list[Change]:
         """What holds something else than when this was made, or was last refreshed: by identity, or by a plain value.

@@ -95,7 +95,7 @@ class Recorded:
         before, sizes = bytes_before(taken, plan), recording.size_hints
         program = compile_step_programs(programs, plan, names, self._labels(), name, options, sizes, before)
         leaf_of = dict(enumerate(sorted(self.leaves), len(self.slots)))
-        self.replaced.update(path for path, _ in self.bound)
+        self.replaced.update(self.write_only, (path for path, _ in self.bound))
         guard = StepGuard(
             arguments=Arguments.like(call.leaves, call.structure, self.leaves, self.asked),
             kinds=kinds,

@@ -4,21 +4,19 @@
         step()                          a step without arguments
 
 A program is bound to the tensors that its state holds, and binding it to others means walking all that is reached.
-Where two calls in a row have found other tensors in the same slots, the next program reads these as it reads arguments,
-in containers that may be new ones as well.
+Where two calls in a row have found other tensors in the same slots, the next program reads these as it reads arguments.
+Containers that two calls have found to be new ones may be others from then on.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
-from dovetail.frontends.step.containers import Path, Slot
-from dovetail.frontends.step.guard import UNBOUND, Bindings, StepGuard
+from dovetail.frontends.step.containers import Path
+from dovetail.frontends.step.guard import BoundTo, Found, StepGuard
 from dovetail.frontends.step.reachable_state import ReachableState
-from dovetail.frontends.step.variant import StepVariant
 
-Found: TypeAlias = "tuple[frozenset[Path], frozenset[Path]]"
+_NOTHING: Found = frozenset(), frozenset()
 
 
 @dataclass(slots=True, eq=False)
@@ -29,45 +27,32 @@ class Replaced:
 
     tensors: frozenset[Path] = frozenset()
     containers: set[Path] = field(default_factory=set)
-    _last: tuple[StepVariant | None, frozenset[Path]] = (None, frozenset())
 
-    def is_so_again(self, variant: StepVariant, before: Bindings, reachable: ReachableState) -> bool:
+    def is_so_again(self, guard: StepGuard, before: BoundTo, reachable: ReachableState) -> bool:
         """Note what is replaced where a program was bound to another reachable state; whether the next program is to
-        read it as it reads arguments. before: what the program was bound to.
+        read tensors there as it reads arguments. before: what the program was bound to.
         """
-        tensors, containers = _replaced(variant.guard, before, reachable)
-        (last, known), self._last = self._last, (variant, tensors)
-        if last is not variant or not tensors or not tensors <= known or tensors <= self.tensors:
+        found = _replaced(guard, before, reachable)
+        (last_tensors, last_containers), guard.found_replaced = guard.found_replaced, found
+        tensors, containers = found
+        self.containers |= containers & last_containers
+        if not tensors or not tensors <= last_tensors or tensors <= frozenset(guard.kept):
             return False
         self.tensors |= tensors
-        self.containers |= containers
-        self._last = None, frozenset()
         return True
 
 
-def _replaced(guard: StepGuard, before: Bindings, reachable: ReachableState) -> Found:
-    """The slots of tensors that are other ones than before, and the outermost ones of new containers around them.
+def _replaced(guard: StepGuard, before: BoundTo, reachable: ReachableState) -> Found:
+    """The slots of tensors that are other ones than before, and the outermost ones of new containers.
 
     Nothing where a weight is another one: a checkpoint was loaded, say.
     """
-    tensors, containers = set[Path](), set[Path]()
-    if before is UNBOUND:
-        return frozenset(), frozenset()
-    for old, new in zip(before.tensors, guard.bindings.tensors, strict=True):
-        if old is new:
-            continue
-        if new.requires_grad:
-            return frozenset(), frozenset()
-        for slot in reachable.slots_of_tensor(new):
-            tensors.add(slot.path)
-            containers.update(_new_around(slot, before))
-    return frozenset(tensors), frozenset(containers)
-
-
-def _new_around(slot: Slot, before: Bindings) -> set[Path]:
-    """The slot of the outermost container around a slot that was not there before; none where there is none."""
-    found, container = set[Path](), slot.container
-    while container.parent is not None and not before.guard.knows(container.owner):
-        found = {container.parent.path_of(container.key)}
-        container = container.parent
-    return found
+    now, tensors = guard.bindings.tensors, set[Path]()
+    if len(before.tensors) != len(now):
+        return _NOTHING
+    for old, new in zip(before.tensors, now, strict=True):
+        if old != id(new):
+            if new.requires_grad:
+                return _NOTHING
+            tensors.update(slot.path for slot in reachable.slots_of_tensor(new))
+    return frozenset(tensors), reachable.new_containers(before.containers)

@@ -82,7 +82,7 @@ def let_go(variants: Iterable[StepVariant], reachable: ReachableState) -> None:
     held = {id(tensor) for _, tensor in reachable.tensors} | {id(NOTHING)}
     for guard in (variant.guard for variant in variants):
         if not held.issuperset(map(id, guard.bindings.tensors)):
-            guard.bindings = UNBOUND
+            guard.let_go()
 
 
 def _reader(read: Callable[[], Any]) -> Callable[[Sequence[Any]], Any]:
