@@ -33,11 +33,12 @@ from dovetail.frontends.step.attempts import (
 from dovetail.frontends.step.capture import StepCapture
 from dovetail.frontends.step.containers import Path, Slot
 from dovetail.frontends.step.drawing_functions import NotBeforeRuns
-from dovetail.frontends.step.eager_run import EagerRuns, leads_on
+from dovetail.frontends.step.eager_run import EagerRuns
 from dovetail.frontends.step.guard import UNBOUND, StepCall
 from dovetail.frontends.step.interrupts import interrupts_wait
 from dovetail.frontends.step.lifting import Lifting, Numbers
 from dovetail.frontends.step.made_state import MadeState, give_up, take_away
+from dovetail.frontends.step.passed import pass_objects
 from dovetail.frontends.step.reachable_state import ReachableState
 from dovetail.frontends.step.recorded import Recorded
 from dovetail.frontends.step.same_recordings import once_only
@@ -62,7 +63,7 @@ class StepCaptures:
     """See the module docstring.
 
     given_up: why it runs in eager mode now. searching: optimizers of one that calls LBFGS. sharded: its modules.
-    falls_back: whether eager mode runs what cannot be captured.
+    falls_back: whether eager mode runs what cannot be captured. passed: see `pass_objects`.
     """
 
     capture: type[StepCapture] = StepCapture
@@ -77,6 +78,7 @@ class StepCaptures:
         self._refused: UnsupportedDistributed | None = None
         self._rounds, self._filled, self._made = 0, frozenset[Path](), frozenset[Path]()
         self._last_miss: Question | None = None
+        self.passed: list[Any] = []
         self._walks, self._answers, self._put = Walks(), dict[object, Any](), list[tuple[Slot, Any]]()
         self._is_shown, self._begins_cleared, self.sharded = False, True, ShardedModules()
 
@@ -156,7 +158,7 @@ class StepCaptures:
         )
 
     def _reachable(self, call: StepCall) -> ReachableState:
-        found = ReachableState(call.step, self._eager.read, filter(leads_on, call.leaves), self._state)
+        found = ReachableState(call.step, self._eager.read, call.leaves, self._state, self.passed)
         if self.sharded.find(module for _, module in found.modules):
             found.refresh()
         return found
@@ -374,6 +376,7 @@ class StepCaptures:
 
         Nothing runs, and all is as before; that state counts as state of the program. Raises: DovetailError.
         """
+        pass_objects(self.passed, call.leaves)
         try:
             variant, recorded = self._attempted(self._reachable(call), call)
             if variant is not None:

@@ -10,13 +10,12 @@ import torch
 from dovetail.capture.exclusive import replacing, step_is_watched
 from dovetail.capture.item_log import ItemHints, ItemLog
 from dovetail.frontends.step.output import output_is_unnoted
+from dovetail.frontends.step.passed import leads_on
 from dovetail.frontends.structure import flatten
 from dovetail.reach.names import Names
 from dovetail.reach.watcher import noted_reads
 from dovetail.torch_compat.control_flow import sub_programs_by_dynamo
 from dovetail.torch_compat.dynamo import compiled_functions_run_plainly
-
-_LEADS_NOWHERE = (torch.Tensor, bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 
 
 class EagerRuns:
@@ -51,8 +50,3 @@ class EagerRuns:
         if log.numbers or log.sizes:
             self._log = log
         return results
-
-
-def leads_on(leaf: object) -> bool:
-    """Whether more than its own value can be reached from an argument."""
-    return not isinstance(leaf, _LEADS_NOWHERE)

@@ -56,13 +56,20 @@ class ReachableState:
     remember results. late: see `learn`.
     """
 
-    def __init__(self, target: Callable[..., Any], read: Names, arguments: Iterable[Any] = (), extra: Any = ()) -> None:
+    def __init__(
+        self,
+        target: Callable[..., Any],
+        read: Names,
+        arguments: Iterable[Any] = (),
+        extra: Any = (),
+        passed: list[Any] | None = None,
+    ) -> None:
         """Look at what a step function reaches, from arguments of a call, and from `extra`, any object or container.
 
-        read: what calls of it have read. Of `extra`, all is looked at.
+        read: what calls of it have read. Of `extra`, all is looked at. passed: the objects among the arguments.
         Raises nothing of the user's: no code of the user's is run. Cost: 3 us for each container.
         """
-        self._target, self._arguments, self._extra = target, tuple(arguments), extra
+        self._target, self._arguments, self._extra, self._passed = target, tuple(arguments), extra, passed or []
         self._read = read
         self.late: list[Any] = []
         self.refresh()
@@ -70,7 +77,7 @@ class ReachableState:
     def refresh(self) -> None:
         """Look again; `changes` and `restore` are about what is there now."""
         with collection_paused():
-            walk = self._walk = Walk(self._target, self._arguments, self._extra, self._read)
+            walk = self._walk = Walk(self._target, self._arguments, self._passed, self._extra, self._read)
         for found in ("_locator", "_by_path"):
             self.__dict__.pop(found, None)
         self._modes: Hashable = ambient_modes()

@@ -19,6 +19,7 @@ from dovetail.frontends.step.left_behind import Made
 from dovetail.frontends.step.memory import Accesses
 from dovetail.frontends.step.noted_calls import HostCall
 from dovetail.frontends.step.number_slots import NumberSlot
+from dovetail.frontends.step.passed import is_object
 from dovetail.frontends.step.program_inputs import changing, number_label, sources_of_numbers
 from dovetail.frontends.step.reachable_state import ReachableState
 from dovetail.frontends.step.results import Results
@@ -96,8 +97,9 @@ class Recorded:
         program = compile_step_programs(programs, plan, names, self._labels(), name, options, sizes, before)
         leaf_of = dict(enumerate(sorted(self.leaves), len(self.slots)))
         self.replaced.update(self.write_only, (path for path, _ in self.bound))
+        objects = {n for n, leaf in enumerate(call.leaves) if is_object(type(leaf))}  # which ones is looked at as state
         guard = StepGuard(
-            arguments=Arguments.like(call.leaves, call.structure, self.leaves, self.asked),
+            arguments=Arguments.like(call.leaves, call.structure, self.leaves | objects, self.asked),
             kinds=kinds,
             record=self.reachable.record(self.lifted),
             lifted=self.lifted,

@@ -17,6 +17,7 @@ from dovetail.frontends.step.drawn_values import Draw, Drawn, Late, as_number
 from dovetail.frontends.step.guard import Bindings
 from dovetail.frontends.step.kept import Handed, Tree, grown, refill
 from dovetail.frontends.step.noted_calls import HostCall
+from dovetail.frontends.step.passed import is_of_argument
 from dovetail.frontends.step.schedulers import SchedulerState
 from dovetail.frontends.step.write_only import Put
 from dovetail.frontends.structure import Structure, unflatten
@@ -37,7 +38,8 @@ class StepRunner:
     the step only puts things into. draws: what is made before each run, of random numbers outside torch. drawn:
     constants that are made so, by their place. left_modes: of torch, that each run leaves so. next_calls: what the next
     run calls, and no other, in place of host_calls: those and others that depend on nothing. takes_turns: two threads
-    do not run it at once, because it writes. One that takes part in collectives may wait for the other thread.
+    do not run it at once, because it writes, or reads objects among the arguments. One that takes part in collectives
+    may wait for the other thread.
     """
 
     program: CompiledStepProgram
@@ -67,7 +69,9 @@ class StepRunner:
         self._pick = picker(self.takes)
         leaves_more = bool(self.writes or self.bound or self.filled or self.host_calls)
         self._hands_out = leaves_more or bool(self.returned) or self.whole is not None
-        self.takes_turns = bool(self.program.written or leaves_more) and not self.program.meets_others
+        numbers = [x.path if isinstance(x, Late) else x for x in self.numbers if isinstance(x, tuple | Late)]
+        reads_more = any(map(is_of_argument, [*self.places, *numbers]))
+        self.takes_turns = bool(self.program.written or leaves_more or reads_more) and not self.program.meets_others
         self._warns = any(isinstance(call.function, Warned) for call in (*self.host_calls, *(self.next_calls or ())))
 
     def run(self, tensors: Sequence[torch.Tensor], leaves: Sequence[Any], bindings: Bindings) -> Any:

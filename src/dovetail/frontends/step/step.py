@@ -37,6 +37,7 @@ from dovetail.frontends.step.captures import Chosen, StepCaptures
 from dovetail.frontends.step.explanation import StepExplanation, explain_variant
 from dovetail.frontends.step.guard import UNBOUND, StepCall
 from dovetail.frontends.step.many_steps import Progress, run_steps
+from dovetail.frontends.step.passed import pass_objects
 from dovetail.frontends.step.searches import Searches
 from dovetail.frontends.step.variant import StepVariant
 from dovetail.frontends.structure import flatten_call
@@ -143,7 +144,7 @@ class CompiledStep:
                     return self._step(*args, **kwargs)
             if self._searches is not None:
                 return self._searches.call(self._step, args, kwargs)
-            with _Turn(self._turn) as turn, RUNNING:
+            with _Turn(self._turn, self._captures.passed.clear) as turn, RUNNING:
                 ran = self._run_program(args, kwargs, agreement, turn)
             return self._run_eager(args, kwargs, agreement) if ran is None else ran.results
         except BaseException as error:
@@ -190,6 +191,7 @@ class CompiledStep:
 
     def _chosen(self, call: StepCall, tried: list[StepVariant]) -> Chosen | None:
         """The program for a call, captured when there is none; None for eager mode."""
+        pass_objects(self._captures.passed, call.leaves)
         with RECORDING:
             found = self._cache.find(call.leaves, call.structure, tried)
         if found is not None:
@@ -338,10 +340,11 @@ class _Ran:
 class _Turn:
     """The turn of a thread to call a step: others wait while it finds a program, and while one runs that writes."""
 
-    __slots__ = ("_is_held", "_lock")
+    __slots__ = ("_at_end", "_is_held", "_lock")
 
-    def __init__(self, lock: threading.RLock) -> None:
-        self._lock, self._is_held = lock, False
+    def __init__(self, lock: threading.RLock, at_end: Callable[[], None]) -> None:
+        """at_end: what is done before others go on."""
+        self._lock, self._at_end, self._is_held = lock, at_end, False
 
     def begin(self) -> None:
         """Wait for the turn, unless it is this thread's by now."""
@@ -353,6 +356,7 @@ class _Turn:
         """Let other threads go on."""
         if self._is_held:
             self._is_held = False
+            self._at_end()
             self._lock.release()
 
     def __enter__(self) -> Self:

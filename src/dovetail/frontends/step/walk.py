@@ -11,7 +11,7 @@ Cost: 2 us for each container.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -26,6 +26,7 @@ from dovetail.frontends.step.containers import (
     Path,
 )
 from dovetail.frontends.step.hook_tables import global_tables
+from dovetail.frontends.step.passed import ARGUMENT, PassedObjects, leads_on
 from dovetail.frontends.step.value_walk import ELSEWHERE, LEAF, SCHEDULER, Found, ValueWalk
 from dovetail.reach.codes import names_of
 from dovetail.reach.contents import MISSING
@@ -38,8 +39,11 @@ from dovetail.reach.values import HOST_CALL, Kind, attributes_of, is_a, module_o
 class Walk(ValueWalk):
     """Everything that a step function reaches. functions: those of the user's that ran."""
 
-    def __init__(self, target: Any, arguments: Iterable[Any], extra: Any, read: Names) -> None:
-        """Walk from a step function, from arguments of a call, and from what the user names besides."""
+    def __init__(self, target: Any, arguments: Sequence[Any], passed: list[Any], extra: Any, read: Names) -> None:
+        """Walk from a step function, from arguments of a call, and from what the user names besides.
+
+        passed: the objects among the arguments, see `passed`.
+        """
         super().__init__(read)
         self.functions: list[FunctionType] = []
         self._classes: set[type] = set()
@@ -47,10 +51,10 @@ class Walk(ValueWalk):
         self._taken: set[Path] = {()}
         self._target: Any = target
         self._whole = {id(part) for part in (extra, *_parts(extra))}
-        self._begin(target, arguments, extra)
+        self._begin(target, arguments, passed, extra)
         self.run()
 
-    def _begin(self, target: Any, arguments: Iterable[Any], extra: Any) -> None:
+    def _begin(self, target: Any, arguments: Sequence[Any], passed: list[Any], extra: Any) -> None:
         roots: dict[str, Any] = {}
         kind = self.kind(target)
         if kind is Kind.METHOD:
@@ -58,8 +62,8 @@ class Walk(ValueWalk):
             self._target = target.__func__
         elif kind is not Kind.FUNCTION:
             roots["self"] = target
-        found = {f"argument_{n}": x for n, x in enumerate(arguments)}
-        roots |= {name: x for name, x in found.items() if self.kind(x) not in (Kind.PLAIN, Kind.TENSOR)}
+        found = {f"{ARGUMENT}{n}": x for n, x in enumerate(arguments) if n >= len(passed) or passed[n] is None}
+        roots |= {name: x for name, x in found.items() if leads_on(x) and self.kind(x) is not Kind.PLAIN}
         if _is_given(extra):
             roots["state"] = extra
         root = Fixed(tuple(roots.values()), None, None, roots)
@@ -71,6 +75,8 @@ class Walk(ValueWalk):
             self.enter(table.item, table, ELSEWHERE)
         if isinstance(self._target, FunctionType):
             self.push([(self._target, Kind.FUNCTION, root, "step")])
+        if passed:
+            self.enter(passed, PassedObjects(passed), ELSEWHERE)
         self.scan(root)
 
     # --- code
