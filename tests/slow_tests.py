@@ -1,4 +1,4 @@
-"""Tests that take long: `make test` runs each of them every eighth day, and `make sweep` all.
+"""Tests that take long: `make test` runs each of them every twelfth day, and `make sweep` all.
 
 `slow_tests.txt` names them, without their cases. It is written from a report of a whole run:
 
@@ -20,7 +20,7 @@ import pytest
 from tests import rotation
 
 FILE = Path(__file__).with_suffix(".txt")
-DAYS = 8
+DAYS = 12
 _ALWAYS = "tests/test_architecture.py::"  # what no change may break unseen
 
 

@@ -42,7 +42,7 @@ def test_each_is_in_one_of_so_many_runs(slices: pytest.MonkeyPatch) -> None:
         slices.setenv(rotation.VARIABLE, str(seed))
         runs.append([item.nodeid for item in slow_tests.of_this_run([*items, fast]) if item is not fast])
     assert sorted(name for run in runs for name in run) == sorted(item.nodeid for item in items)
-    assert min(map(len, runs)) > 3
+    assert min(map(len, runs)) > 2
     slices.setenv(rotation.EVERYTHING, "1")
     assert slow_tests.of_this_run([*items, fast]) == [*items, fast]
 
