@@ -50,6 +50,14 @@ def ask_fresh_process(kind: str, arguments: Json, *, threads: int | None, timeou
         return answer
 
 
+def keep_to_processors(process: subprocess.Popen[str], count: int) -> None:
+    """Let a process that has just begun run on so many processors only: XLA takes all that it finds, whatever its flags
+    say. Where the system has no such bound, nothing is done.
+    """
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(process.pid, sorted(os.sched_getaffinity(0))[:count])
+
+
 def last_line_of(module: str, *arguments: str) -> str:
     """The last line that a module of benchmarks prints, run in a process of its own with the caches of this one.
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 
 import torch
 
-from benchmarks.processes import ROOT
+from benchmarks.processes import ROOT, keep_to_processors
 from benchmarks.small_steps import SMALL_STEPS, Step
 from benchmarks.step_memory import JAX_PYTHON, NO_COMPILER, NO_JAX, has_cpp_compiler
 from benchmarks.training_steps import INDUCTOR, JAX
@@ -23,8 +23,6 @@ PEERS = (INDUCTOR, JAX)
 
 Turn = Callable[[int], float]
 """Makes so many steps: seconds for each."""
-
-_ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 
 
 def missing_peers(peers: Collection[str]) -> dict[str, str]:
@@ -58,10 +56,11 @@ class PeerSteps:
         command = [sys.executable, "-m", "benchmarks.small_peers", workload]
         if peer == JAX:
             command = [os.environ[JAX_PYTHON], str(ROOT / "benchmarks" / "jax_small_steps.py"), workload]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "XLA_FLAGS": _ONE_THREAD}
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
         pipe = subprocess.PIPE
         self._peer = peer
         self._process = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=pipe, stdout=pipe, text=True)
+        keep_to_processors(self._process, 1)
         self.first_s: float = json.loads(self._line())["compile_s"]
 
     def __enter__(self) -> PeerSteps:

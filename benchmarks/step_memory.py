@@ -22,7 +22,7 @@ import torch
 
 from benchmarks.clock import own_now
 from benchmarks.measure import EAGER, describe_error
-from benchmarks.processes import ROOT, ask_fresh_process
+from benchmarks.processes import ROOT, ask_fresh_process, keep_to_processors
 from benchmarks.training_steps import (
     BUDGETS,
     HOOKS,
@@ -172,13 +172,21 @@ def _ask_jax(layers: int, way: str, calls: int, threads: int, timeout_s: float) 
         f"--calls={calls + _WARM_UP_STEPS}",
     ]
     command += ["--checkpoint"] if way == JAX_CHECKPOINT else []
-    one_thread = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads)} | ({"XLA_FLAGS": one_thread} if threads == 1 else {})
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+    pipe = subprocess.PIPE
     try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_s, check=True)
+        with subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True) as process:
+            keep_to_processors(process, threads)
+            try:
+                answer, _ = process.communicate(timeout=timeout_s)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
+        if process.returncode:
+            raise subprocess.CalledProcessError(process.returncode, command)
     except (OSError, subprocess.SubprocessError) as error:
         return {"error": describe_error(error)}
-    found = json.loads(done.stdout)
+    found = json.loads(answer)
     return {"peak_bytes": found["temporary_bytes"], "wall_ms": found["wall_ms"][_WARM_UP_STEPS:]}
 
 
