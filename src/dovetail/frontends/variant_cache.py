@@ -101,6 +101,11 @@ class VariantCache(Generic[V]):
         self.variants.remove(variant)
         self.recent.remove(variant)
 
+    def add_again(self, variant: V) -> None:
+        """Keep a program that was forgotten."""
+        self.variants.append(variant)
+        self.recent.insert(0, variant)
+
     def drop_dead(self) -> None:
         """Forget the programs that no call can be for."""
         if not all(variant.guard.is_alive for variant in self.variants):
@@ -139,8 +144,7 @@ class VariantCache(Generic[V]):
         """Keep a program that was captured for a call."""
         logger.info("%s: variant %d, because %s", self.name, len(self.variants), variant.reason)
         self.counts.captures += 1
-        self.variants.append(variant)
-        self.recent.insert(0, variant)
+        self.add_again(variant)
 
     def why(self, tell: Callable[[V], str]) -> str:
         """The reason for a new program. tell: compares a call with the one that was used last."""

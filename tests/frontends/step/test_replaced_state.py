@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import dovetail
+from dovetail.frontends.step.captures import StepCaptures
 from dovetail.frontends.step.reachable_state import ReachableState
 
 CALLS = 24
@@ -206,4 +208,39 @@ def test_a_container_for_results_that_is_replaced(kind: type, every: int, is_sho
         found.append(seen)
         if compiled:
             assert run.stats.captures <= (8 if is_shown else 3), run.stats  # type: ignore[attr-defined]
+    assert found[0] == found[1]
+
+
+def test_where_no_program_reads_it_so_the_one_that_there_is_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries: list[int] = []
+    monkeypatch.setattr(StepCaptures, "_tried", lambda *_: tries.append(1))
+    theirs, mine = Trainer(), Trainer()
+    (eager, give), (step, put) = attribute(theirs), attribute(mine)
+    compiled = dovetail.compile_step(step)
+    for n in range(10):
+        give(_batch(n), n)
+        put(_batch(n), n)
+        assert torch.equal(compiled(), eager())
+        if n == 1:
+            before = compiled.stats.captures
+    assert tries == [1]
+    assert (compiled.stats.captures, compiled.stats.eager_calls) == (before, 0)
+
+
+def test_a_batch_that_is_a_part_of_other_memory() -> None:
+    found = []
+    for compiled in (False, True):
+        whole = torch.arange(24.0).view(6, 4)
+        s = SimpleNamespace(rows=whole[2:4], other=torch.ones(2, 4))
+
+        def step(s: Any = s) -> Tensor:
+            s.other.add_(s.rows)
+            total: Tensor = s.rows.sum() + s.other.mean()
+            return total
+
+        run, seen = dovetail.compile_step(step) if compiled else step, []
+        for n in range(12):
+            s.rows = s.other if n > 8 else whole[n % 4 : n % 4 + 2]  # at last, what is written
+            seen.append((run().item(), s.other.tolist()))
+        found.append(seen)
     assert found[0] == found[1]

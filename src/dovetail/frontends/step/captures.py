@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
@@ -45,15 +45,13 @@ from dovetail.frontends.step.same_recordings import once_only
 from dovetail.frontends.step.searches import SearchCalled
 from dovetail.frontends.step.sharded_modules import ShardedModules
 from dovetail.frontends.step.told_once import ToldOnce
-from dovetail.frontends.step.variant import StepVariant, let_go, tie
+from dovetail.frontends.step.variant import Chosen, StepVariant, let_go, tie
 from dovetail.frontends.step.waiting_draws import WaitingDraws
 from dovetail.frontends.variant_cache import VariantCache
 from dovetail.ir.program import Value
 from dovetail.passes.collection import collection_paused
 from dovetail.pipeline.options import Options
 from dovetail.reach.names import Names
-
-Chosen: TypeAlias = tuple[StepVariant, list[torch.Tensor]]
 
 _MOST_ATTEMPTS = 50
 _MOST_ROUNDS = 3  # calls, one after the other, that make state in the same containers
@@ -123,9 +121,8 @@ class StepCaptures:
         self._cache.counts.guard_misses += 1
 
     def chosen(self, call: StepCall, tried: Sequence[StepVariant]) -> Chosen | None:
-        """The program for a call, captured when there is none; None for eager mode.
-
-        tried: variants whose questions got other answers in this call.
+        """The program for a call, captured when there is none; None for eager mode. tried: variants whose questions got
+        other answers in this call.
         """
         cache = self._cache
         if (found := cache.find(call.leaves, call.structure, tried)) is not None:
@@ -164,9 +161,7 @@ class StepCaptures:
         return found
 
     def _find_in(self, reachable: ReachableState, call: StepCall, tried: Sequence[StepVariant]) -> Chosen | None:
-        """A variant for a call in a reachable state that was looked at again: after a checkpoint was loaded, say. One
-        for which the same is found replaced in each call makes room for another one.
-        """
+        """A variant for a call in a reachable state that was looked at again: after a checkpoint was loaded, say."""
         for variant in [*self._cache.recent]:
             guard, before = variant.guard, variant.guard.bound_to
             if variant in tried or not guard.arguments.are(call.leaves, call.structure):
@@ -174,12 +169,19 @@ class StepCaptures:
             is_tied = tie(variant, reachable, call.leaves)
             if is_tied and (tensors := guard.inputs(call.leaves, call.structure)) is not None:
                 if self._lifting.finds_replaced(guard, before, reachable):
-                    self._cache.drop(variant)
-                    return None
+                    return self._lifting.renewed(self._cache, (variant, tensors), partial(self._tried, reachable, call))
                 self._cache.prefer(variant)
                 let_go(self._cache.variants, reachable)
                 return variant, tensors
         return None
+
+    def _tried(self, reachable: ReachableState, call: StepCall) -> Chosen | None:
+        """A new program; None where there is none, which nobody is told."""
+        try:
+            variant, _ = self._attempted(reachable, call)
+        except (DovetailError, StateToMake, SearchCalled):
+            return None
+        return None if variant is None else (variant, variant.guard.expected(call.leaves))
 
     def _why(self, reachable: ReachableState, call: StepCall, tried: Sequence[StepVariant]) -> str:
         if tried:
@@ -372,9 +374,8 @@ class StepCaptures:
             self._cache.warn(f"{self._cache.name}: {text}")
 
     def unrun(self, call: StepCall) -> tuple[StepVariant, int]:
-        """A program for a call, as later calls find it, and the bytes of the state that the first one makes.
-
-        Nothing runs, and all is as before; that state counts as state of the program. Raises: DovetailError.
+        """A program for a call, as later calls find it, and the bytes of the state that the first one makes, which are
+        state of the program. Nothing runs, and all is as before. Raises: DovetailError.
         """
         pass_objects(self.passed, call.leaves)
         try:

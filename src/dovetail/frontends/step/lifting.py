@@ -6,7 +6,7 @@ number (NumPy, text, a formula of torch's that asks for a plain one), it is guar
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, Protocol
@@ -19,7 +19,9 @@ from dovetail.frontends.step.held_arrays import array_slots, large_arrays
 from dovetail.frontends.step.reachable_state import ReachableState
 from dovetail.frontends.step.record import difference
 from dovetail.frontends.step.replaced import Replaced
+from dovetail.frontends.step.variant import Chosen, StepVariant
 from dovetail.frontends.structure import Structure
+from dovetail.frontends.variant_cache import VariantCache
 from dovetail.reach.contents import value_key
 
 _NUMBERS = (int, float)
@@ -167,9 +169,19 @@ class Lifting:
 
     def finds_replaced(self, guard: StepGuard, before: BoundTo, reachable: ReachableState) -> bool:
         """Note what the user's code replaces between calls; see `Replaced.is_so_again`."""
-        is_new = self.replaced.is_so_again(guard, before, reachable)
-        self.kept |= self.replaced.tensors
-        return is_new
+        return self.replaced.is_so_again(guard, before, reachable)
+
+    def renewed(self, cache: VariantCache[StepVariant], found: Chosen, capture: Callable[[], Chosen | None]) -> Chosen:
+        """A program that reads replaced tensors as it reads arguments, in the place of one that does not; that one
+        where there is none. found: with its inputs.
+        """
+        kept, self.kept = self.kept, self.kept | self.replaced.tensors
+        cache.drop(found[0])
+        newer = cache.captured(lambda: "calls find other tensors in the same places", capture)
+        if newer is None:
+            cache.add_again(found[0])
+            self.kept, self.replaced.may_be = kept, False
+        return newer or found
 
     def takes_for_write_only(self, paths: frozenset[Path], read: frozenset[Path] = frozenset()) -> None:
         """Note containers that the step puts things into. read: those that it turned out to read."""

@@ -22,9 +22,10 @@ _NOTHING: Found = frozenset(), frozenset()
 @dataclass(slots=True, eq=False)
 class Replaced:
     """What calls of a step have found replaced. tensors, containers: slots; see the module docstring. Of containers,
-    those as well that calls themselves replace.
+    those as well that calls themselves replace. may_be: whether tensors may be read so, as far as is known.
     """
 
+    may_be: bool = True
     tensors: frozenset[Path] = frozenset()
     containers: set[Path] = field(default_factory=set)
 
@@ -36,7 +37,8 @@ class Replaced:
         (last_tensors, last_containers), guard.found_replaced = guard.found_replaced, found
         tensors, containers = found
         self.containers |= containers & last_containers
-        if not tensors or not tensors <= last_tensors or tensors <= frozenset(guard.kept):
+        is_new = bool(tensors) and tensors <= last_tensors and not tensors <= frozenset(guard.kept)
+        if not (is_new and self.may_be):
             return False
         self.tensors |= tensors
         return True

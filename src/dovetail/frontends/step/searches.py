@@ -71,8 +71,9 @@ class Searches:
             return
         called = closure
         if code not in self._busy and _may_stay(closure):
-            staying = self._staying.setdefault(code, _copy_of(closure))
-            called = staying if _is_alike(staying, closure) else closure
+            if code not in self._staying:
+                self._staying[code] = _copy_of(closure)
+            called = self._staying[code] if _is_alike(self._staying[code], closure) else closure
         if code not in self._compiled:
             self._compiled[code] = self._compile(called)
         self._compiled[code].point_to(called)

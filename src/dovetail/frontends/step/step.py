@@ -33,13 +33,13 @@ from dovetail.execute.agreement import Agreement, OthersUseMore
 from dovetail.execute.step import CompiledStepProgram, NothingWritten
 from dovetail.frontends.copies import reduced
 from dovetail.frontends.statistics import Stats
-from dovetail.frontends.step.captures import Chosen, StepCaptures
+from dovetail.frontends.step.captures import StepCaptures
 from dovetail.frontends.step.explanation import StepExplanation, explain_variant
 from dovetail.frontends.step.guard import UNBOUND, StepCall
 from dovetail.frontends.step.many_steps import Progress, run_steps
 from dovetail.frontends.step.passed import pass_objects
 from dovetail.frontends.step.searches import Searches
-from dovetail.frontends.step.variant import StepVariant
+from dovetail.frontends.step.variant import Chosen, StepVariant
 from dovetail.frontends.structure import flatten_call
 from dovetail.frontends.variant_cache import VariantCache
 from dovetail.ir.program import Program

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from typing import Any, TypeAlias
 
+import torch
+
 from dovetail.frontends.step.containers import Path
 from dovetail.frontends.step.drawn_values import Draw, Held, Late
 from dovetail.frontends.step.guard import NOTHING, UNBOUND, Bindings, StepGuard
@@ -17,6 +19,7 @@ from dovetail.frontends.variant_cache import Variant
 from dovetail.reach.guards import PythonGuards
 
 StepVariant: TypeAlias = Variant[StepGuard, StepRunner]
+Chosen: TypeAlias = tuple[StepVariant, list[torch.Tensor]]
 
 
 def bindings_to(reachable: ReachableState, guard: StepGuard, runner: StepRunner) -> Bindings:
