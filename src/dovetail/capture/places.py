@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from types import FrameType, FunctionType
 from typing import Any
 
+import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
@@ -23,6 +24,7 @@ from dovetail.errors import DataDependentControlFlow
 from dovetail.torch_compat.data_sizes import asked_truths, assume, without_hint
 from dovetail.torch_compat.modes import unnoticed_mode
 
+ALL = object()
 INDEXING = frozenset({torch.Tensor.__getitem__, torch.Tensor.__setitem__})
 _NARROW = frozenset({torch.narrow, torch.Tensor.narrow})
 _SPLIT = frozenset({torch.tensor_split, torch.Tensor.tensor_split})
@@ -144,13 +146,15 @@ def _indexed(func: Any, args: Sequence[Any]) -> Any:
 
 def indexed(func: Any, tensor: torch.Tensor, index: Any, value: Sequence[Any]) -> Any:
     """`tensor[index]`, or `tensor[index] = value`, after `selected`."""
-    return tensor if index == () and func is torch.Tensor.__getitem__ else func(tensor, index, *value)
+    if index is ALL:
+        return tensor if func is torch.Tensor.__getitem__ else func(tensor, ..., *value)
+    return func(tensor, index, *value)
 
 
 def selected(tensor: torch.Tensor, index: Any, is_place: Callable[[Any], bool]) -> tuple[torch.Tensor, Any]:
     """A tensor and an index without numbers of a kind: what was chosen by `select` for these, in the order of torch's.
 
-    is_place: of which kind. Those behind a tensor or a mask are left. The index of all that is chosen is ().
+    is_place: of which kind. Those behind a tensor or a mask are left. The index of all that is chosen is `ALL`.
     """
     items = list(index) if isinstance(index, tuple) else [index]
     basic = next((n for n, item in enumerate(items) if not (_is_basic(item) or is_place(item))), len(items))
@@ -162,7 +166,7 @@ def selected(tensor: torch.Tensor, index: Any, is_place: Callable[[Any], bool]) 
         if is_place(item):
             tensor = tensor.select(dim, item)
         elif item is ...:
-            dim = tensor.dim() - sum(x is not None for x in items[n + 1 :])
+            dim = tensor.dim() - sum(map(_dimensions, items[n + 1 :]))
         elif item is None:
             tensor, dim = tensor.unsqueeze(dim), dim + 1
         else:
@@ -170,7 +174,16 @@ def selected(tensor: torch.Tensor, index: Any, is_place: Callable[[Any], bool]) 
             tensor = tensor.select(dim, item) if is_number else tensor[(*[slice(None)] * dim, item)]
             dim += not is_number
     rest = items[end:]
-    return tensor, (*[slice(None)] * dim, *rest) if rest else ()
+    return tensor, (*[slice(None)] * dim, *rest) if rest else ALL
+
+
+def _dimensions(item: Any) -> int:
+    """How many dimensions an item of an index chooses from."""
+    if item is None or item is ... or type(item) is bool:
+        return 0
+    if isinstance(item, torch.Tensor | np.ndarray):
+        return int(item.ndim) if item.dtype in (torch.bool, torch.uint8, np.bool_) else 1
+    return 1
 
 
 def _is_basic(item: Any) -> bool:

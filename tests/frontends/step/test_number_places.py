@@ -244,3 +244,46 @@ def test_sizes_that_are_returned_are_sizes() -> None:
         got, expected = compiled(x), step(x)
         assert got == expected
         assert [type(v) for v in (got[0], *got[1]["all"])] == [torch.Size] * 3
+
+
+_MASK, _PAIR = torch.tensor([[True, False], [False, True]]), torch.tensor([1, 0])
+INDICES: list[Callable[[int], Any]] = [
+    lambda i: (..., i, _MASK),
+    lambda i: (..., i, _MASK[0]),
+    lambda i: (..., i, _PAIR),
+    lambda i: (..., i, [0, 1]),
+    lambda i: (i, ..., _MASK),
+    lambda i: (i, _MASK),
+    lambda i: (_MASK, i),
+    lambda i: (_PAIR, i, _PAIR),
+    lambda i: (..., i, slice(None), None),
+    lambda i: (slice(None), i, ..., None),
+    lambda i: (..., None, i),
+    lambda i: (None, ..., i, slice(1, None), None, _MASK[0]),
+    lambda i: (True, i),
+    lambda i: (i, i, 0, i),
+    lambda i: i,
+    lambda i: (),
+]
+
+
+@pytest.mark.parametrize("index", INDICES)
+def test_indices_of_all_kinds(index: Callable[[int], Any]) -> None:
+    s = SimpleNamespace(i=0)
+
+    def step(x: Tensor) -> Any:
+        s.i = (s.i + 1) % 2
+        y = x.clone()
+        y[index(s.i)] = y[index(s.i)] * 2 + 1
+        return x[index(s.i)] + 1, y, x[index(s.i)] is x
+
+    compiled = dovetail.compile_step(step)
+    for n in range(8):
+        x = torch.arange(16.0).view(2, 2, 2, 2) + n
+        place = s.i
+        expected = step(x)
+        s.i = place
+        got = compiled(x)
+        assert torch.equal(got[0], expected[0])
+        assert torch.equal(got[1], expected[1])
+        assert got[2:] == expected[2:]
