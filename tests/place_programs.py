@@ -110,5 +110,36 @@ def followed(seed: int, wrap: Callable[[Any], Any]) -> tuple[list[Any], str, Any
     return seen, "; ".join([*lines, str(between), refusal]), step
 
 
+def followed_function(seed: int, wrap: Callable[[Any], Any]) -> tuple[list[Any], str]:
+    """The same for a function of tensors and numbers: what it gives in each call, and the program."""
+    rng = random.Random(seed)
+    lines = [rng.choice(_TENSORS) for _ in range(rng.randint(1, 4))]
+    lines = [*lines, rng.choice(_NUMBERS)] if rng.random() < 0.5 else [rng.choice(_NUMBERS), *lines]
+    lines = [
+        line.replace("s.", "") for line in (*lines, *(["r.append((x * s.w).tanh().sum() * s.i)"] * (seed % 3 == 0)))
+    ]
+    last = "return [v.clone() if isinstance(v, torch.Tensor) else v for v in r], i, j"
+    text, name = "\n ".join(["def function(x, a, b, w, i, j):", "r = []", *lines, last]) + "\n", f"<place of {seed}>"
+    linecache.cache[name] = (len(text), None, text.splitlines(True), name)
+    generator = torch.Generator().manual_seed(seed)
+    a, b, w = (torch.randn(8, 8, generator=generator) for _ in range(3))
+    known = {"torch": torch, "F": F}
+    exec(compile(text, name, "exec"), known)
+    function, seen, i, j = wrap(known["function"]), [], rng.randrange(7), rng.randrange(5)
+    for _ in range(CALLS):
+        i, j = (rng.randrange(8), rng.randrange(5)) if rng.random() < 0.15 else (i, j)
+        x = torch.randn(rng.choice((4, 4, 4, 3)), 8, generator=generator)
+        try:
+            result, i, j = function(x, a, b, w.requires_grad_(), i, j)
+        except DovetailError:
+            break
+        except (IndexError, RuntimeError) as error:
+            return [*seen, (type(error).__name__, _shown(a), _shown(b))], "; ".join(lines)
+        trained = [v for v in result if isinstance(v, Tensor) and v.requires_grad]
+        gradients = [torch.autograd.grad(v.sum(), w, retain_graph=True)[0] for v in trained]
+        seen.append((list(map(_shown, [*result, *gradients])), _shown(a), _shown(b), i, j, type(i), type(j)))
+    return seen, "; ".join(lines)
+
+
 def _shown(item: Any) -> Any:
     return (item.tolist(), item.stride()) if isinstance(item, Tensor) else item

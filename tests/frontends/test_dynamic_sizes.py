@@ -431,3 +431,15 @@ def test_sizes_that_divide_sizes_in_a_file(tmp_path: Path) -> None:
     loaded = dovetail.load(tmp_path / "windows.dovetail")
     for image in _images():
         assert torch.equal(loaded(image), windows(image))
+
+
+def test_truth_values_of_data_and_sizes_are_results() -> None:
+    def function(x: torch.Tensor) -> Any:
+        return (x > 2).any().item(), x[1:].shape, {"all": x.size()}, x * 2
+
+    compiled = dovetail.compile(function, dynamic=True)
+    for rows in (3, 4, 5):
+        got, expected = compiled(torch.arange(rows)), function(torch.arange(rows))
+        assert got[:3] == expected[:3]
+        assert [type(item) for item in (*got[:2], got[2]["all"])] == [bool, torch.Size, torch.Size]
+    assert compiled.stats.captures == 1

@@ -8,20 +8,28 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from dovetail.capture.places import INDEXING, indexed, selected
 from dovetail.torch_compat.traced_numbers import is_traced, number_now
 
 _FROM_NUMBERS = frozenset({torch.tensor, torch.as_tensor, torch.scalar_tensor})
 
 
 class NumberFunctions(TorchFunctionMode):
-    """A function mode in which `torch.tensor([1, number])` keeps the traced number."""
+    """A function mode in which `torch.tensor([1, number])` and `x[number]` keep the traced number."""
 
     def __torch_function__(
         self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if makes_tensor_of_numbers(func, args):
             return tensor_of_numbers(args[0], **(kwargs or {}))
+        if func in INDEXING and isinstance(args[0], torch.Tensor):
+            return indexed(func, *selected(args[0], args[1], is_traced_place), args[2:])
         return func(*args, **(kwargs or {}))
+
+
+def is_traced_place(item: Any) -> bool:
+    """Whether this is a traced whole number."""
+    return is_traced(item) and type(number_now(item)) is int
 
 
 def makes_tensor_of_numbers(func: Any, args: Sequence[Any]) -> bool:

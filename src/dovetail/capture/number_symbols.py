@@ -12,14 +12,20 @@ from __future__ import annotations
 import builtins
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
+
+from dovetail.ir.convert import scalar_of, tree_to_scalar
 from dovetail.ir.sizes import OPAQUE, Number, Scalar, SizeExpr, evaluate, symbol
-from dovetail.torch_compat.symbols import hint_of, symbol_name
+from dovetail.torch_compat.fakes import FakeMode
+from dovetail.torch_compat.symbols import guard_trees, hint_of, hints_of_symbols, number_symbol
 from dovetail.torch_compat.traced_numbers import Plain, traced_number
 
 _LONGEST = 64  # operations in one expression; a longer one is a fact
+
+_OF_SIZES = frozenset({"symbol", "add", "mul", "floordiv", "mod"})
 
 _OPERATIONS: dict[Callable[..., Any], str] = {
     operator.add: "add",
@@ -51,9 +57,7 @@ class NumberFact(NamedTuple):
             found = self.expr.evaluate(numbers)
         except (ArithmeticError, ValueError, TypeError):
             return False
-        if not self.is_exact:
-            return bool(found) is self.answer
-        return type(found) is type(self.answer) and repr(found) == repr(self.answer)
+        return _is_same(found, self.answer) if self.is_exact else bool(found) is self.answer
 
     def __str__(self) -> str:
         if self.is_exact:
@@ -64,16 +68,22 @@ class NumberFact(NamedTuple):
 class NumberSymbols:
     """A `NumberTrace` whose handles are expressions.
 
-    Attributes: now, by symbol, the numbers in the call that is recorded; facts, in the order in which they were asked.
+    Attributes: now, by symbol, the numbers in the call that is recorded; facts, in the order in which they were asked;
+    symbols, of the recorder, for which every size symbol is to be known.
     """
 
-    def __init__(self, facts: dict[str, NumberFact]) -> None:
+    def __init__(self, facts: dict[str, NumberFact], mode: FakeMode | None = None) -> None:
         """facts: known from recordings before, by their texts; those that are new are added.
 
         Python takes 0.0, -0.0 and False for one key, and code can tell them apart.
+        mode: of fakes, whose sizes and places whole numbers may be, as symbols; without it, they are facts then.
         """
         self.now: dict[str, Plain] = {}
         self.facts = facts
+        self._mode = mode
+        self.symbols: dict[str, Any] = {}
+        self._sizes: dict[str, torch.SymInt] = {}
+        self._noted = 0
 
     def declare(self, name: str, now: Plain) -> Any:
         """A number that code may compute with, which is an input."""
@@ -132,14 +142,49 @@ class NumberSymbols:
 
     def size_for(self, handle: Any, now: Plain) -> Any:
         """See `NumberTrace`."""
-        return self.fix(handle, now)
+        size = self._size(handle) if type(now) is int and isinstance(handle, SizeExpr) else None
+        return self.fix(handle, now) if size is None else size
+
+    def _size(self, handle: SizeExpr) -> Any:
+        """A number as torch computes with sizes; None where it may not do so as Python does."""
+        env, names = None if self._mode is None else self._mode.shape_env, set(handle.symbols())
+        if env is None or not handle.uses_only(_OF_SIZES) or any(type(self.now[name]) is not int for name in names):
+            return None
+        for name in names - self._sizes.keys():
+            made = number_symbol(env, name, int(self.now[name]))
+            if made is None:
+                return None
+            self._sizes[name] = self.symbols[name] = made
+        symbols: dict[str, Any] = self._sizes
+        size: Any = handle.evaluate(symbols)
+        return size
+
+    def note_sizes(self) -> None:
+        """Let what torch has assumed of these symbols be facts."""
+        if self._sizes and self._mode is not None:
+            trees = guard_trees(self._mode.shape_env, self._noted)
+            self._noted += len(trees)
+            for expr in map(tree_to_scalar, trees):
+                if isinstance(expr, SizeExpr) and not self._sizes.keys().isdisjoint(expr.symbols()):
+                    self._note(NumberFact(expr, answer=True, is_exact=False))
+
+    def with_known_sizes(self, result: Any) -> Any:
+        """What an operator gives, whose sizes are above 1, or known: layouts and kernels differ there."""
+        for item in (result if isinstance(result, list | tuple) else (result,)) if self._sizes else ():
+            sizes: Sequence[Any] = item.shape if isinstance(item, torch.Tensor) else ()
+            for size in sizes:
+                if type(size) is not int:
+                    hint = hint_of(size)
+                    bool(size == hint if hint in (0, 1) else size >= 2)
+        return result
 
     def number_for(self, size: Any) -> Any:
-        """See `NumberTrace`. A size that is no bare symbol is a plain number from here on."""
-        name, hint = symbol_name(size), hint_of(size)
-        if name is None or hint is None:
+        """See `NumberTrace`."""
+        hint, expr = hint_of(size), scalar_of(size)
+        if hint is None or not isinstance(expr, SizeExpr):
             return size if hint is None else int(size)
-        return self.declare(name, hint)
+        self.now.update(hints_of_symbols(size))
+        return traced_number(self, expr, hint)
 
     def is_of_numpy(self, handle: Any) -> bool:
         """See `NumberTrace`: numbers are traced here where Python's own came in."""
@@ -149,6 +194,26 @@ class NumberSymbols:
 def broken_fact(facts: Iterable[NumberFact], numbers: Mapping[str, Number]) -> NumberFact | None:
     """The first fact that does not hold of these numbers."""
     return next((fact for fact in facts if not fact.holds(numbers)), None)
+
+
+def all_hold(facts: Collection[NumberFact]) -> Callable[[Mapping[str, Number]], bool]:
+    """What tells whether all facts hold of numbers, in Python's own code: it runs before each call."""
+    known: dict[str, Any] = {"math": math, "is_same": _is_same}
+    names = sorted({name for fact in facts for name in fact.expr.symbols()})
+    lines = [f"        {name} = numbers[{name!r}]\n" for name in names]
+    for number, fact in enumerate(facts):
+        known[f"answer_{number}"] = fact.answer
+        holds = f"is_same({fact.expr}, answer_{number})" if fact.is_exact else f"bool({fact.expr}) is {fact.answer}"
+        lines.append(f"        if not {holds}:\n            return False\n")
+    failed = "    except (ArithmeticError, ValueError, TypeError):\n        return False\n"
+    source = f"def hold(numbers):\n    try:\n{''.join(lines)}{failed}    return True\n"
+    exec(compile(source, "<dovetail facts about numbers>", "exec"), known)
+    made: Callable[[Mapping[str, Number]], bool] = known["hold"]
+    return made
+
+
+def _is_same(number: Plain, answer: Plain) -> bool:
+    return type(number) is type(answer) and repr(number) == repr(answer)
 
 
 def _length(expr: Scalar) -> int:

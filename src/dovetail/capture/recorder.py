@@ -22,6 +22,7 @@ from dovetail.capture.cuts import Cuts
 from dovetail.capture.engine import as_taken
 from dovetail.capture.left_modes import refuse_switched
 from dovetail.capture.lent_memory import LentMemory
+from dovetail.capture.number_symbols import NumberSymbols
 from dovetail.capture.operators import device_type, must_be_kept, refuse_leaves, short_name
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.overlapping_writes import refuse_order_dependent_write
@@ -78,7 +79,7 @@ from dovetail.torch_compat.fakes import (
 )
 from dovetail.torch_compat.subclasses import is_wrapper_type
 from dovetail.torch_compat.symbols import SYMBOLIC_TYPES, symbol_name
-from dovetail.torch_compat.traced_numbers import is_traced
+from dovetail.torch_compat.traced_numbers import as_size, is_traced
 
 aten = torch.ops.aten
 
@@ -105,20 +106,18 @@ class Recorder(RecordsSparse, RecordsFacts, PlainMode):
         fake_of: Callable[[torch.Tensor], torch.Tensor],
         mode: FakeMode,
         *,
-        takes_numbers: bool = False,
+        numbers: NumberSymbols | None = None,
     ) -> None:
-        """fake_of: makes the fake twin of a real tensor. mode: of all fakes. takes_numbers: some inputs are traced."""
+        """fake_of: makes the fake twin of a real tensor. mode: of all fakes. numbers: the inputs that are traced."""
         super().__init__()
-        self._takes_numbers = takes_numbers
-        self._fake_of = fake_of
-        self.meets = True
+        self._numbers, self._fake_of, self.meets = numbers, fake_of, True
         self.sparse = SparseGradients(self)
         self.nodes: list[Node] = []
         self.constants: list[tuple[torch.Tensor, Value]] = []
         self.met: dict[Value, tuple[int, object]] = {}
         self.phase = Phase.FORWARD
         self.recomputing, self.switches = False, dict[str, Any]()
-        self.symbols: dict[str, Any] = {}
+        self.symbols: dict[str, Any] = {} if numbers is None else numbers.symbols
         self._expected, self._cuts = set[Scalar](), Cuts()
         self._given, self._of_inference = set[int](), set[int]()
         self.written: list[tuple[Value, torch.Tensor, bool]] = []
@@ -220,8 +219,8 @@ class Recorder(RecordsSparse, RecordsFacts, PlainMode):
     def _dispatched(self, func: Any, types: object, args: Sequence[Any], kwargs: Any) -> Any:
         if func is DEVICE_QUESTION and is_fake(args[0]):  # asked for several times for each operator
             return device_of_fake(args[0])
-        if self._takes_numbers and isinstance(func, Overload):
-            args, kwargs = settled(func, args, kwargs or {})
+        if self._numbers is not None and isinstance(func, Overload):
+            args, kwargs = settled(func, args, kwargs or {}, as_size)
         func, args, made = self.packed.instead(func, args)
         if made is not None:
             return made
@@ -288,11 +287,12 @@ class Recorder(RecordsSparse, RecordsFacts, PlainMode):
     def _run(self, func: Overload, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
         if func in CHECKED_QUESTIONS and (answer := answer_of_check(self, func, args)) is not None:
             return answer
-        if self._takes_numbers:
+        if self._numbers is not None:
             args = list(map(concrete, args))
             keywords = {name: concrete(argument) for name, argument in keywords.items()}
         made = result_at_full_rank(func, args, keywords)
-        return result_of(func, args, keywords, self._known_results) if made is None else made
+        made = result_of(func, args, keywords, self._known_results) if made is None else made
+        return made if self._numbers is None else self._numbers.with_known_sizes(made)
 
     def _record_sub_programs(self, func: HigherOrder, args: Sequence[Any], keywords: dict[str, Any]) -> object:
         args = [self._without_real(argument) for argument in args]

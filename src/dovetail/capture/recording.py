@@ -95,9 +95,8 @@ class Recording:
         self.alias_pattern = alias_pattern
         self._twin = partial(fake_apart, mode)
         self._numbers = numbers
-        self.recorder = Recorder(self.origins, self._twin, self.mode, takes_numbers=numbers is not None)
-        symbols = self.recorder.symbols
-        self.infer = MetaInference(mode, symbols if numbers is None else ChainMap(symbols, numbers.now))
+        self.recorder = Recorder(self.origins, self._twin, self.mode, numbers=numbers)
+        self.infer = MetaInference(mode, ChainMap(self.recorder.symbols, {} if numbers is None else numbers.now))
         self.specs = list(inputs)
         maker = InputMaker(mode, self.recorder, self.specs, alias_pattern, constants)
         self.stand_ins = maker.make()
@@ -151,8 +150,9 @@ class Recording:
 
     def note_checks(self) -> None:
         """Let the program check, from here on, what torch has assumed about numbers that only data tell."""
-        env = self.mode.shape_env
-        self.recorder.expect([] if env is None else [tree_to_scalar(tree) for tree in expected_trees(env)])
+        self.recorder.expect([tree_to_scalar(tree) for tree in expected_trees(self.mode.shape_env)])
+        if self._numbers is not None:
+            self._numbers.note_sizes()
 
     def _visible(self, results: Sequence[object]) -> VisibleEffects:
         own = self.stand_ins[: len(self.specs)]
@@ -351,7 +351,7 @@ class Recording:
     @property
     def size_conditions(self) -> list[Scalar]:
         """Those facts, over the size symbols."""
-        return [] if self.mode.shape_env is None else [tree_to_scalar(t) for t in guard_trees(self.mode.shape_env)]
+        return [tree_to_scalar(tree) for tree in guard_trees(self.mode.shape_env)]
 
     @property
     def is_symbolic(self) -> bool:

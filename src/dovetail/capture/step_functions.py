@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from dovetail.capture.drawn_arrays import is_drawn, tensor_of_drawn
 from dovetail.capture.item_log import FEW
-from dovetail.capture.number_functions import makes_tensor_of_numbers, tensor_of_numbers
+from dovetail.capture.number_functions import is_traced_place, makes_tensor_of_numbers, tensor_of_numbers
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.places import INDEXING, indexed, selected, with_numbers
 from dovetail.capture.python_objects import AS_PYTHON, listed
@@ -114,7 +114,7 @@ class StepFunctions(TorchFunctionMode):
         if func in _TRUTH and args[0].numel() == 1:
             return bool(args[0].item() if args[0].dtype == torch.bool else args[0].ne(0).item())
         if func in INDEXING:
-            tensor, index = selected(args[0], with_numbers(_with_tensors(args[1])), _is_traced_place)
+            tensor, index = selected(args[0], with_numbers(_with_tensors(args[1])), is_traced_place)
             return indexed(func, tensor, index, args[2:])
         if (
             func is torch.Tensor.tolist
@@ -276,10 +276,6 @@ def _with_tensors(index: Any) -> Any:
     if type(index) is list and any(map(is_traced, index)) and all(type(_number_of(x)) is int for x in index):
         return tensor_of_numbers(index)
     return index.tensor() if is_drawn(index) else index
-
-
-def _is_traced_place(item: Any) -> bool:
-    return is_traced(item) and type(number_now(item)) is int
 
 
 def _number_of(item: Any) -> Any:

@@ -11,7 +11,7 @@ from dovetail.capture.ambient_modes import SameModes, ambient_modes
 from dovetail.capture.module_state import TensorSlot
 from dovetail.frontends.arguments import Arguments
 from dovetail.frontends.described_call import Call
-from dovetail.frontends.lifted_numbers import NumberGuard
+from dovetail.frontends.lifted_numbers import ChangedNumbers, NumberGuard
 from dovetail.frontends.size_guard import SizeGuard
 from dovetail.frontends.structure import Structure
 from dovetail.frontends.tensor_kind import difference, kind_of
@@ -19,7 +19,6 @@ from dovetail.ir.sizes import Number
 from dovetail.reach.contents import value_key
 from dovetail.reach.guards import PythonGuards
 from dovetail.reach.levels import picker
-from dovetail.reach.read_numbers import ReadNumber
 from dovetail.torch_compat.guards import SameTensors
 from dovetail.torch_compat.subclasses import is_wrapper
 
@@ -102,8 +101,9 @@ class CallGuard:
         count, names: of the arguments by place, and by name, none of which is a container.
         """
         expected = self._arguments
-        if self._surely_are is None or self._numbers is not None or expected.attributes or self._without_gradient:
+        if self._surely_are is None or expected.attributes or self._without_gradient:
             return None
+        numbers, lifted = self._numbers, expected.lifted
         total, plain, modes, pick_leaves = len(self._ids), expected.plain, self._are_modes, self._tensor_leaves
         held, are, holds, pick = self._held.now, self._surely_are, self.reads.holds, self._inputs
         places = list(pick(range(total)))
@@ -112,17 +112,25 @@ class CallGuard:
         def inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[Any] | None:
             if len(args) != count or (tuple(kwargs) != names if kwargs else names) or not modes.surely_are():
                 return None
-            tensors: Sequence[Any] = (*args, *kwargs.values()) if kwargs else args
-            if plain:
+            leaves = (*args, *kwargs.values()) if kwargs else args
+            tensors: Sequence[Any] = leaves
+            if plain or lifted:
                 for index, key in plain:
-                    if value_key(tensors[index]) != key:
+                    if value_key(leaves[index]) != key:
                         return None
-                tensors = pick_leaves(tensors)
+                for index, kind in lifted:
+                    if type(leaves[index]) is not kind:
+                        return None
+                tensors = pick_leaves(leaves)
             if has_held:
                 tensors = (*tensors, *held())
             if not are(*tensors) or len(set(map(id, tensors))) != total or not holds():
                 return None
-            return tensors if is_in_order else pick(tensors)
+            found = tensors if is_in_order else pick(tensors)
+            if numbers is None:
+                return found
+            more = numbers.inputs(leaves, {})
+            return None if more is None else [*found, *more]
 
         return inputs
 
@@ -139,11 +147,16 @@ class CallGuard:
     def _symbols(self, inputs: Sequence[Any]) -> Mapping[str, Number]:
         return {} if self._sizes is None else self._sizes.sizes(inputs) or {}
 
-    def changed_numbers(self, leaves: Sequence[Any], structure: Structure) -> tuple[frozenset[int], list[ReadNumber]]:
-        """Leaves, and slots of Python objects, that are other numbers than the program is for."""
-        is_alike = structure == self._arguments.structure
-        changed = self._arguments.changed_numbers(leaves) if is_alike else frozenset[int]()
-        return changed, self.reads.changed_numbers()
+    def changed_numbers(self, leaves: Sequence[Any], structure: Structure) -> ChangedNumbers:
+        """What are other numbers in a call than the program is for."""
+        arguments, slots = self._arguments, self.reads.changed_numbers()
+        changed = arguments.changed_numbers(leaves) if structure == arguments.structure else frozenset[int]()
+        is_for_one = self._numbers is not None and arguments.are(leaves, structure)
+        if is_for_one and self._numbers is not None:
+            inputs = self._inputs([*self._tensor_leaves(leaves), *self._held.now()])
+            sizes = {} if self._sizes is None else self._sizes.sizes(inputs)
+            is_for_one = sizes is not None and self._numbers.is_for_one(leaves, sizes)
+        return ChangedNumbers(changed, slots, is_for_one)
 
     def why(self, leaves: Sequence[Any], structure: Structure) -> str:
         """Why a call is not for the program."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -25,6 +25,7 @@ from dovetail.frontends.recorded_call import CallRecorder, all_dims, recorded
 from dovetail.frontends.size_guard import SizeGuard
 from dovetail.frontends.structure import Structure, flatten_call, is_flat, unflatten
 from dovetail.frontends.variant_cache import Variant, VariantCache
+from dovetail.ir.sizes import Scalar, SizeExpr
 from dovetail.pipeline.alias_graphs import AliasGraphs
 from dovetail.pipeline.options import Options, decompositions
 
@@ -69,7 +70,7 @@ class FunctionCaptures:
         self._options = options
         self._donation = donation
         self._found_modules: list[tuple[str, weakref.ref[torch.nn.Module]]] = []
-        self._numbers = ChangingNumbers()
+        self._numbers = ChangingNumbers(may_be_sizes=options.memory_limit is None)
         self._last: FunctionVariant | None = None
         self._quick: QuickCall | None = None
         self._raised: CaptureFailed | None = None  # while the last call that eager mode was left with was recorded
@@ -167,14 +168,15 @@ class FunctionCaptures:
 
     def _compiled(self, leaves: list[Any], structure: Structure) -> tuple[FunctionVariant, list[Any]]:
         """A program with its graph for a call, and its inputs in this call. Raises: DovetailError."""
-        call, lifted = self._described(leaves, structure), self._numbers.lifted(leaves)
-        try:
-            return self._captured(call, lifted)
-        except DovetailError:
-            if not lifted:
-                raise
-        self._numbers.keep_plain(lifted)
-        return self._captured(call)
+        call = self._described(leaves, structure)
+        while True:
+            lifted = self._numbers.lifted(leaves)
+            try:
+                return self._captured(call, lifted)
+            except DovetailError:
+                if not lifted:
+                    raise
+            self._numbers.refuse(lifted)
 
     def recorded(self, leaves: list[Any], structure: Structure) -> tuple[Recording, tuple[int, ...]]:
         """A recording of a call, and how often each of its inputs was passed. Raises: DovetailError."""
@@ -240,10 +242,15 @@ class FunctionCaptures:
         again = partial(recorder.record_again, unknown_sizes=unknown_sizes)
         graphs = AliasGraphs(recording, again, self._cache.name, self._options, hints, recorder.run, donated)
         declared = [stand_in.declared for stand_in in recording.stand_ins]
-        sizes = SizeGuard.of(declared, recording.size_conditions) if dynamic else None
+        sizes = SizeGuard.of(declared, _without(lifted.names, recording.size_conditions)) if dynamic else None
         numbers = NumberGuard(lifted, recorder.facts.values()) if lifted else None
         recorder.reads.ask_memory(changed_word_with(self._options.executors))
         guard = CallGuard(
             call, recorder.sources, recorder.reads, recorder.gradients_read, sizes, numbers, recorder.asked
         )
         return call, recorder, Variant(guard, FunctionRunner(graphs, recorder.output_spec)), inputs
+
+
+def _without(names: Collection[str], conditions: Sequence[Scalar]) -> list[Scalar]:
+    """The conditions about sizes of tensors alone: those about numbers are facts. names: of numbers."""
+    return [x for x in conditions if not isinstance(x, SizeExpr) or set(x.symbols()).isdisjoint(names)]

@@ -144,20 +144,21 @@ class CallRecorder:
         Raises: DovetailError.
         """
         self._with_gradient = frozenset(n for n, x in enumerate(inputs) if _has_gradient(x))
-        mode = new_fake_mode(new_shape_env() if dims or unknown_sizes else None)
+        are_sizes = self.numbers.are_sizes
+        mode = new_fake_mode(new_shape_env() if dims or unknown_sizes or are_sizes else None)
         names = self.numbers.names
         own = inputs[: len(self.sources) + len(names)]
         self._given = {
             n: dict(attributes_of(inputs[n])) for n in self._leaf_places if n is not None and n < len(self.sources)
         }
-        numbers = NumberSymbols(self.facts) if self.numbers else None
+        numbers = NumberSymbols(self.facts, mode if are_sizes else None) if self.numbers else None
         specs = [self._input_spec(i, tensor, mode, dims) for i, tensor in zip(self.sources, own, strict=False)]
         if numbers is not None:
             pairs = zip(names, own[len(self.sources) :], strict=True)
             specs += [InputSpec(name, SizeInput(name), numbers.declare(name, now)) for name, now in pairs]
         specs = specs_with_parts(own, specs, lambda part: fake_of(mode, part))
         recording = Recording(mode, specs, self._around, alias_pattern, constants, self._taken_apart, numbers)
-        places = followed_places(recording.note_checks) if unknown_sizes else nullcontext()
+        places = nullcontext() if mode.shape_env is None else followed_places(recording.note_checks)
         with PythonObjects(recording.origins), unnoticed_mode(), places:
             recording.run_forward(lambda *_: self._call([s.seen for s in recording.stand_ins]))
         return recording

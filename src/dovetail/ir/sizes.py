@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -125,6 +125,11 @@ class SizeExpr:
             return env[str(self.args[0])]
         numbers = [a.evaluate(env) if isinstance(a, SizeExpr) else a for a in self.args]
         return _RULES[self.op].compute(*numbers)
+
+    def uses_only(self, operations: Container[str]) -> bool:
+        """Whether these are its operations; "symbol" counts as one."""
+        parts = [arg for arg in self.args if isinstance(arg, SizeExpr)]
+        return self.op in operations and all(part.uses_only(operations) for part in parts)
 
     def symbols(self) -> Iterator[str]:
         """Names of the symbols read, in order, with repeats."""

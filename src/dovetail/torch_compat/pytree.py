@@ -36,10 +36,15 @@ def unflatten(leaves: list[object], spec: TreeSpec) -> Any:
         (leaf,) = leaves
         return leaf
     kind = spec.type
-    if kind not in (tuple, list, dict):
-        return torch_pytree.tree_unflatten(leaves, spec)
     parts = leaves if spec.num_nodes == len(leaves) + 1 else list(_parts(leaves, spec))
-    return dict(zip(spec.context, parts, strict=True)) if kind is dict else kind(parts)
+    if kind in _SEQUENCES:
+        return kind(parts)
+    if kind is dict:
+        return dict(zip(spec.context, parts, strict=True))
+    return torch_pytree.SUPPORTED_NODES[kind].unflatten_fn(parts, spec.context)
+
+
+_SEQUENCES = frozenset({tuple, list, torch.Size})  # of a size, torch makes a tuple
 
 
 def _parts(leaves: list[object], spec: TreeSpec) -> Iterator[object]:

@@ -151,7 +151,7 @@ def symbolic_tree(number: torch.SymInt | torch.SymFloat | torch.SymBool) -> obje
 def expression_tree(expr: object) -> object:
     """`symbolic_tree` for a sympy expression."""
     if isinstance(expr, sympy.Symbol):
-        return ("symbol", expr.name)
+        return ("symbol", _name_of(expr))
     if expr in (sympy.true, sympy.false):
         return bool(expr)
     if isinstance(expr, sympy.Integer):
@@ -177,13 +177,18 @@ def expression_tree(expr: object) -> object:
 def symbol_name(number: torch.SymInt | torch.SymFloat | torch.SymBool) -> str | None:
     """The name of the symbol, when the number is a bare symbol."""
     expr = number.node.expr
-    return expr.name if isinstance(expr, sympy.Symbol) else None
+    return _name_of(expr) if isinstance(expr, sympy.Symbol) else None
+
+
+def _name_of(symbol: sympy.Symbol) -> str:
+    name: str = symbol.name
+    return name.rpartition(_OF_NUMBER)[2]
 
 
 def symbol_name_at_first(number: torch.SymInt | torch.SymFloat | torch.SymBool) -> str | None:
     """The name of the symbol that the number was made as, also where it has turned out to be one number since."""
     expr = number.node._expr
-    return expr.name if isinstance(expr, sympy.Symbol) else None
+    return _name_of(expr) if isinstance(expr, sympy.Symbol) else None
 
 
 def hint_of(number: torch.SymInt | torch.SymFloat | torch.SymBool) -> int | float | bool | None:
@@ -215,7 +220,31 @@ def _environments() -> type[ShapeEnv]:
         def _get_stack_summary(self, is_debug: bool = False, framework_loc: str | None = None) -> tuple[Any, str]:
             return symbolic_shapes.SLoc(framework_loc, None), ""
 
+        def _generate_unique_id(self, source_name: str) -> Any:
+            return source_name if source_name.startswith(_OF_NUMBER) else super()._generate_unique_id(source_name)
+
     return Sizes
+
+
+_OF_NUMBER = ":"  # what the names of symbols for numbers begin with, after torch's letter for a size
+
+
+def number_symbol(shape_env: ShapeEnv, name: str, now: int) -> torch.SymInt | None:
+    """A symbol for a whole number of which nothing is known but what it is now; `symbol_name` gives this name.
+
+    None where this torch gives it another name.
+    """
+    source = torch._dynamo.source.ConstantSource(_OF_NUMBER + name)
+    dynamic = symbolic_shapes.DimDynamic.DYNAMIC
+    made = shape_env.create_symbol(now, source, dynamic, None, positive=None, do_not_specialize_zero_one=True)
+    number: Any = shape_env.create_symintnode(made, hint=now, source=source)
+    return number if symbol_name(number) == name else None
+
+
+def hints_of_symbols(number: torch.SymInt) -> dict[str, int]:
+    """What each symbol in a symbolic number is now, by name."""
+    env, symbols = number.node.shape_env, number.node.expr.free_symbols
+    return {_name_of(one): int(env.create_symintnode(one, hint=None).node.hint) for one in symbols}
 
 
 @contextmanager
@@ -255,13 +284,15 @@ def sizes_made_in_passing(shape_env: ShapeEnv | None) -> Iterator[None]:
         yield
 
 
-def guard_trees(shape_env: ShapeEnv, first: int = 0) -> list[object]:
+def guard_trees(shape_env: ShapeEnv | None, first: int = 0) -> list[object]:
     """Every fact that the environment has assumed so far, from the first one asked for on, as expression trees."""
-    return [expression_tree(guard.expr) for guard in shape_env.guards[first:]]
+    return [] if shape_env is None else [expression_tree(guard.expr) for guard in shape_env.guards[first:]]
 
 
-def expected_trees(shape_env: ShapeEnv) -> list[object]:
+def expected_trees(shape_env: ShapeEnv | None) -> list[object]:
     """Every fact about sizes that are only known when a program runs which the environment has relied on so far."""
+    if shape_env is None:
+        return []
     facts = {fact.expr: None for facts in shape_env.deferred_runtime_asserts.values() for fact in facts}
     return [expression_tree(fact) for fact in facts]
 

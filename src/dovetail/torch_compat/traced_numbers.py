@@ -100,8 +100,13 @@ class NumberNode(_SymNode):  # type: ignore[misc]
     @property
     def expr(self) -> Any:
         """Asked for where torch computes with one of its own symbols and this number: it is one from here on."""
-        size = self.now if self.is_constant_number else self.trace.size_for(self.handle, self.now)
+        size = self.size
         return size.node.expr if isinstance(size, torch.SymInt) else sympy.sympify(size)
+
+    @property
+    def size(self) -> Any:
+        """The number as torch computes with sizes: a symbol of its own, or plain."""
+        return self.now if self.is_constant_number else self.trace.size_for(self.handle, self.now)
 
     @property
     def pytype(self) -> type:
@@ -264,6 +269,11 @@ def fixed_number(number: Any) -> Plain:
     """The number that a traced one is now; its trace is told that it was asked for."""
     now: Plain = number.node.guard_number()
     return now
+
+
+def as_size(number: Any) -> Any:
+    """A traced number as torch computes with sizes: a symbol of its own, or plain."""
+    return number.node.size
 
 
 def _counterpart(like: NumberNode, other: Any) -> NumberNode:

@@ -8,6 +8,8 @@ import torch
 
 from dovetail.torch_compat import pytree
 from dovetail.torch_compat.checks.difference import first_difference
+from dovetail.torch_compat.fakes import new_fake_mode, symbolic_fake_of
+from dovetail.torch_compat.symbols import new_shape_env
 
 
 def check_flatten() -> str | None:
@@ -28,7 +30,13 @@ def check_unflatten() -> str | None:
     return first_difference(
         ("the container", rebuilt, {"a": [4, (5, OrderedDict(b=6)), [], {}], 1: 7}),
         ("the type inside", type(rebuilt["a"][1][1]), OrderedDict),
+        ("the type of a size", type(pytree.unflatten([1], _size_of_symbols())), torch.Size),
     )
+
+
+def _size_of_symbols() -> pytree.TreeSpec:
+    rows = symbolic_fake_of(new_fake_mode(new_shape_env()), torch.empty(5), "x")
+    return pytree.flatten(rows.shape)[1]
 
 
 CHECKS = (check_flatten, check_unflatten)

@@ -214,7 +214,33 @@ def check_sizes_made_in_passing() -> str | None:
     return first_difference(("the number of symbols asked for", len(env.pending_fresh_unbacked_symbols), 0))
 
 
+def check_number_symbol() -> str | None:
+    """A symbol has the name that it was given, any sign, and is known by what it is now."""
+    env = symbols.new_shape_env()
+    place = symbols.number_symbol(env, "place", 3)
+    assert place is not None, "this torch gives it the name"
+    is_above = bool(place + 2 < 9)
+    expected = [("lt", ("add", 2, ("symbol", "place")), 9), ("lt", ("symbol", "place"), 7)]
+    return first_difference(
+        ("its name", symbols.symbol_name(place), "place"),
+        ("its hint", symbols.hint_of(place), 3),
+        ("the answer", is_above, True),
+        ("the claim that the answer is one of the facts", symbols.guard_trees(env)[0] in expected, True),
+    )
+
+
+def check_hints_of_symbols() -> str | None:
+    """Each symbol of a sum is known by what it is now."""
+    _, rows, columns = _symbolic_sizes()
+    names = (str(symbols.symbol_name(rows)), str(symbols.symbol_name(columns)))
+    return first_difference(
+        ("of a sum", symbols.hints_of_symbols(rows + columns * 2), dict(zip(names, (5, 7), strict=True)))
+    )
+
+
 CHECKS = (
+    check_number_symbol,
+    check_hints_of_symbols,
     check_number_functions,
     check_number_function_text,
     check_shape_env_of,

@@ -164,7 +164,16 @@ def check_plain_float() -> str | None:
     )
 
 
+def check_as_size() -> str | None:
+    """The trace tells what a number is as a size; a constant is itself."""
+    trace = TraceOfTexts()
+    number = traced_numbers.traced_number(trace, "x", 3)
+    made = [traced_numbers.as_size(item) for item in (number, traced_numbers.traced_number(trace, 4, 4))]
+    return first_difference(("the sizes", made, [3, 4]), ("what is told", trace.told, [("as a size", "x")]))
+
+
 CHECKS = (
+    check_as_size,
     check_traced_number,
     check_plain_float,
     check_is_traced,
