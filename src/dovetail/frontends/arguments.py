@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from dovetail.frontends.structure import Structure
-from dovetail.reach.contents import value_key
+from dovetail.reach.contents import identified, value_key
 from dovetail.reach.values import PLAIN, attributes_of, is_same
 
 
@@ -28,17 +28,22 @@ class Arguments:
 
     @staticmethod
     def like(
-        leaves: Sequence[Any], structure: Structure, lifted: Collection[int] = (), asked: Collection[int] = ()
+        leaves: Sequence[Any],
+        structure: Structure,
+        lifted: Collection[int] = (),
+        asked: Collection[int] = (),
+        unread: Collection[int] = (),
     ) -> Arguments:
         """What a program expects that was recorded for these.
 
-        lifted: leaves that are its inputs. asked: tensors that code asked for attributes by name.
+        lifted: leaves that are its inputs. asked: tensors that code asked for attributes by name. unread: leaves that
+        may be anything but tensors.
         """
         plain = [(i, x) for i, x in enumerate(leaves) if not isinstance(x, torch.Tensor)]
         held = [(i, dict(attributes_of(x))) for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
         return Arguments(
             structure,
-            tuple((i, value_key(x)) for i, x in plain if i not in lifted),
+            tuple((i, value_key(x)) for i, x in plain if i not in lifted and i not in unread),
             tuple((i, type(x)) for i, x in plain if i in lifted),
             tuple((i, known) for i, known in held if known or i in asked),
         )
@@ -54,6 +59,13 @@ class Arguments:
             if type(leaves[index]) is not kind:
                 return False
         return not self.attributes or all(_has_attributes(leaves[index], known) for index, known in self.attributes)
+
+    def replaced_objects(self, leaves: Sequence[Any]) -> Iterator[Any]:
+        """Leaves that are other objects than expected, of the same class."""
+        for index, key in self.plain:
+            item = leaves[index]
+            if type(item) is key[0] and identified(item) == [item] and value_key(item) != key:
+                yield item
 
     def changed_numbers(self, leaves: Sequence[Any]) -> frozenset[int]:
         """Leaves that are other numbers than expected, of the same type."""

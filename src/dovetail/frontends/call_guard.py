@@ -41,11 +41,13 @@ class CallGuard:
         sizes: SizeGuard | None = None,
         numbers: NumberGuard | None = None,
         asked: Collection[int] = (),
+        unread: Collection[int] = (),
     ) -> None:
         """Remember a call.
 
         sources: places of the inputs. without_gradient: inputs whose `.grad` the code has read. sizes: of the inputs,
         where they may be others. numbers: inputs after those. asked: arguments that code asked for attributes by name.
+        unread: leaves that code has not read.
         """
         leaves = [place for place, leaf in enumerate(call.leaves) if isinstance(leaf, torch.Tensor)]
         tensors = [*(call.leaves[place] for place in leaves), *call.tensors]
@@ -54,7 +56,7 @@ class CallGuard:
         self.reads = reads
         self._numbers = numbers
         lifted = () if numbers is None else numbers.lifted.leaves
-        self._arguments = Arguments.like(call.leaves, call.structure, lifted, asked)
+        self._arguments = Arguments.like(call.leaves, call.structure, lifted, asked, unread)
         self._modes = ambient_modes()
         self._are_modes = SameModes(self._modes)
         self._tensor_leaves = picker(leaves)
@@ -135,6 +137,11 @@ class CallGuard:
         return inputs
 
     @property
+    def structure(self) -> Structure:
+        """Of the arguments."""
+        return self._arguments.structure
+
+    @property
     def is_alive(self) -> bool:
         """Whether a call can be for the program."""
         return self.reads.is_alive
@@ -146,6 +153,10 @@ class CallGuard:
 
     def _symbols(self, inputs: Sequence[Any]) -> Mapping[str, Number]:
         return {} if self._sizes is None else self._sizes.sizes(inputs) or {}
+
+    def replaced_objects(self, leaves: Sequence[Any], structure: Structure) -> list[Any]:
+        """Arguments that are other objects than the program is for, of the same classes."""
+        return list(self._arguments.replaced_objects(leaves)) if structure == self._arguments.structure else []
 
     def changed_numbers(self, leaves: Sequence[Any], structure: Structure) -> ChangedNumbers:
         """What are other numbers in a call than the program is for."""

@@ -124,7 +124,7 @@ class CompiledFunction:
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Compile for these arguments without running."""
-        leaves, structure = flatten_call(args, kwargs)
+        leaves, structure = flatten_call(args, kwargs, self._captures.classes)
         with RECORDING:
             if self._cache.find(leaves, structure) is None:
                 self._captures.is_call = False
@@ -135,7 +135,7 @@ class CompiledFunction:
 
     def record(self, *args: Any, **kwargs: Any) -> tuple[Recording, tuple[int, ...]]:
         """Record for these arguments, without compiling; and how often each of its inputs was passed."""
-        leaves, structure = flatten_call(args, kwargs)
+        leaves, structure = flatten_call(args, kwargs, self._captures.classes)
         with RECORDING:
             return self._captures.recorded(leaves, structure)
 

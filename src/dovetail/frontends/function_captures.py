@@ -16,6 +16,7 @@ from dovetail.capture.recording_context import wants_known_sizes
 from dovetail.errors import BadOptionValue, CaptureFailed, DataDependentControlFlow, DovetailError, PythonSideEffect
 from dovetail.execute.changed_words import changed_word_with
 from dovetail.execute.graph import CompiledGraph
+from dovetail.frontends.argument_objects import ObjectSeen
 from dovetail.frontends.call_guard import CallGuard, QuickInputs
 from dovetail.frontends.described_call import Call
 from dovetail.frontends.donation import Donation
@@ -23,7 +24,7 @@ from dovetail.frontends.inputs import size_hints
 from dovetail.frontends.lifted_numbers import PLAIN_NUMBERS, ChangingNumbers, LiftedNumbers, NumberGuard
 from dovetail.frontends.recorded_call import CallRecorder, all_dims, recorded
 from dovetail.frontends.size_guard import SizeGuard
-from dovetail.frontends.structure import Structure, flatten_call, is_flat, unflatten
+from dovetail.frontends.structure import Classes, Structure, classes_in, flatten_call, is_flat, unflatten
 from dovetail.frontends.variant_cache import Variant, VariantCache
 from dovetail.ir.sizes import Scalar, SizeExpr
 from dovetail.pipeline.alias_graphs import AliasGraphs
@@ -70,6 +71,7 @@ class FunctionCaptures:
         self._options = options
         self._donation = donation
         self._found_modules: list[tuple[str, weakref.ref[torch.nn.Module]]] = []
+        self.classes = Classes()
         self._numbers = ChangingNumbers(may_be_sizes=options.memory_limit is None)
         self._last: FunctionVariant | None = None
         self._quick: QuickCall | None = None
@@ -90,50 +92,67 @@ class FunctionCaptures:
         self._raised = None
         if cache.patience.waits():
             return None
-        leaves, structure = flatten_call(args, kwargs)
         with RECORDING:
-            chosen = self._chosen(leaves, structure)
+            chosen = self._chosen(args, kwargs)
             if chosen is None:
                 return None
             variant, graph, taken = chosen
             variant.calls += 1
             cache.fitted(variant)
-            if is_flat(args, kwargs, structure):
+            if is_flat(args, kwargs, variant.guard.structure):
                 self._expect(variant, len(args), tuple(kwargs))
         return graph, taken, variant.runner.output_spec
 
     def _chosen(
-        self, leaves: list[Any], structure: Structure
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[FunctionVariant, CompiledGraph, Sequence[Any]] | None:
         """The program for a call, compiled when it is new, its graph and the inputs; None when no more may be made."""
-        cache = self._cache
-        found = cache.find(leaves, structure)
-        if found is None:
-            cache.counts.misses += 1
-            found = self._added_unless_it_raises(leaves, structure)
-        if found is None:
-            return None
-        variant, inputs = found
-        guard, graphs, known = variant.guard, variant.runner.graphs, variant.guard.fact_count
-        chosen = graphs.select(inputs)
-        if guard.fact_count != known and guard.inputs(leaves, structure) is None:
-            return self._chosen(leaves, structure)  # another way of sharing memory has shown more about the numbers
-        if chosen is None:
-            cache.refuse(lambda: "inputs share memory in a new way")
-            return None
-        return variant, *chosen
+        cache, closed = self._cache, set[type]()
+        while True:
+            leaves, structure = flatten_call(args, kwargs, self.classes)
+            found = cache.find(leaves, structure)
+            if found is None and self._open(leaves, structure):
+                continue
+            if found is None:
+                cache.counts.misses += 1
+                try:
+                    found = self.added(leaves, structure)
+                except DovetailError as error:
+                    is_seen = isinstance(error.__cause__, ObjectSeen)
+                    if newly := self.classes.close(classes_in(structure), dataclasses=is_seen):
+                        closed |= newly
+                        continue
+                    self.classes.reopen(closed)  # it was not for them
+                    if not self._is_left_to_eager_mode(error):
+                        raise
+            if found is None:
+                return None
+            variant, inputs = found
+            guard, graphs, known = variant.guard, variant.runner.graphs, variant.guard.fact_count
+            chosen = graphs.select(inputs)
+            if guard.fact_count != known and guard.inputs(leaves, structure) is None:
+                continue  # another way of sharing memory has shown more about the numbers
+            if chosen is None:
+                cache.refuse(lambda: "inputs share memory in a new way")
+                return None
+            return variant, *chosen
 
-    def _added_unless_it_raises(
-        self, leaves: list[Any], structure: Structure
-    ) -> tuple[FunctionVariant, list[Any]] | None:
-        """See `added`. Code that raises while it is recorded runs in eager mode, which raises what is to be raised."""
-        try:
-            return self.added(leaves, structure)
-        except CaptureFailed as error:
-            if self._is_refused or wants_known_sizes(error.__cause__):
-                raise
-            self._raised = error
-            return None
+    def _open(self, leaves: list[Any], structure: Structure) -> bool:
+        """Take objects apart that are new ones in each call. Whether that is new."""
+        replaced = [(v, item) for v in self._cache.variants for item in v.guard.replaced_objects(leaves, structure)]
+        opened = {type(item) for _, item in replaced if self.classes.open(type(item))}
+        for variant in {
+            id(v): v for v, item in replaced if type(item) in opened
+        }.values():  # no call is for it any more
+            self._cache.drop(variant)
+        return bool(opened)
+
+    def _is_left_to_eager_mode(self, error: DovetailError) -> bool:
+        """Code that raises while it is recorded runs in eager mode, which raises what is to be raised."""
+        if not isinstance(error, CaptureFailed) or self._is_refused or wants_known_sizes(error.__cause__):
+            return False
+        self._raised = error
+        return True
 
     def ran_in_eager_mode(self) -> None:
         """A call that was left to eager mode has raised nothing: where its recording did, the next such call does."""
@@ -245,8 +264,9 @@ class FunctionCaptures:
         sizes = SizeGuard.of(declared, _without(lifted.names, recording.size_conditions)) if dynamic else None
         numbers = NumberGuard(lifted, recorder.facts.values()) if lifted else None
         recorder.reads.ask_memory(changed_word_with(self._options.executors))
+        asked, unread = recorder.asked, recorder.objects.unread or ()
         guard = CallGuard(
-            call, recorder.sources, recorder.reads, recorder.gradients_read, sizes, numbers, recorder.asked
+            call, recorder.sources, recorder.reads, recorder.gradients_read, sizes, numbers, asked, unread
         )
         return call, recorder, Variant(guard, FunctionRunner(graphs, recorder.output_spec)), inputs
 

@@ -32,11 +32,12 @@ from dovetail.errors import (
     PythonSideEffect,
 )
 from dovetail.execute.second_order import HINT
+from dovetail.frontends.argument_objects import ArgumentObjects
 from dovetail.frontends.described_call import Call, checked_name
 from dovetail.frontends.held_modules import Named, modules_read
 from dovetail.frontends.inputs import specs_with_parts
 from dovetail.frontends.lifted_numbers import PLAIN_NUMBERS, LiftedNumbers
-from dovetail.frontends.structure import Structure, changes, flatten, unflatten
+from dovetail.frontends.structure import Structure, changes, flatten
 from dovetail.ir.signature import SizeInput, UserInput
 from dovetail.reach.changes import ReadChange
 from dovetail.reach.codes import names_of
@@ -77,6 +78,7 @@ class CallRecorder:
     reads: whether all that the code read, while it was recorded, is as it was. gradients_read: inputs whose `.grad` the
     code has read. asked: arguments that code asked for attributes by name. more_modules: by name, that the call was not
     described with, though the code takes their tensors. changed: what the code has changed of Python's objects.
+    objects: among the arguments.
     """
 
     def __init__(
@@ -118,6 +120,7 @@ class CallRecorder:
         self._given: dict[int, dict[str, Any]] = {}
         self.more_modules: list[Named] = []
         self.changed: list[ReadChange] = []
+        self.objects = ArgumentObjects(self._spec)
 
     def inputs_of(self, call: Call) -> list[Any]:
         """What a recording takes in a call of this kind."""
@@ -205,7 +208,7 @@ class CallRecorder:
     def _call(self, inputs: Sequence[Any]) -> list[Any]:
         pairs = zip(self._arguments, self._leaf_places, strict=True)
         shown = [item if place is None else inputs[place] for item, place in pairs]
-        args, kwargs = unflatten(shown, self._spec)
+        args, kwargs = self.objects.put_together(shown)
         results, self._output_spec = flatten(self._target(*args, **kwargs))
         if changes((args, kwargs), shown, self._spec):
             raise PythonSideEffect(what="changed a container among its arguments")
@@ -274,7 +277,8 @@ class CallRecorder:
             with watcher.watched(roots, written, self._codes) as reads:
                 for slot in self._slots:  # code may put something else there for a while, unseen
                     reads.entry(vars(slot.module)[slot.table], slot.key, type(slot.module).__name__)
-                yield
+                with self.objects.met(reads):
+                    yield
                 self._read_attributes(reads, own, held, stand_ins)
             if refusals:
                 raise refusals[0]
@@ -284,6 +288,7 @@ class CallRecorder:
             if self.numbers and given.asks_exact_types:
                 raise NumberSeen
             self._find_more_modules(watcher)
+            self.objects.look(reads, watcher.was_made)
             changes = watcher.changes()
             self._refuse_left(changes, stand_ins, held)
         except BaseException:

@@ -63,8 +63,8 @@ class Reads:
     namespaces: entries of dictionaries, each with its dictionary and value. attributes: of objects, in their
     `__dict__`. class_attributes, descriptors, cells: the same for those. asked: functions, with their answers. owners:
     objects whose attributes were read. labels: of namespaces. roots: see `root`. holders: of containers, the object or
-    cell in which each was found, and whether the collector knew it then. overwritten: attributes set before read.
-    set_by_users: set by code of the user's. asked_fakes: by identity, that code asked for attributes by name.
+    cell in which each was found, and whether the collector knew it then. met: by identity. overwritten: attributes set
+    before read. set_by_users: by code of theirs. asked_fakes: by identity, that code asked for attributes by name.
     """
 
     def __init__(self, install: Callable[[type], None], on_moving: Callable[[Any], None] = lambda _: None) -> None:
@@ -85,7 +85,7 @@ class Reads:
         self.unshown = Unshown()
         self.overwritten, self.set_by_users = set[tuple[int, str]](), set[tuple[int, str]]()
         self.asked_fakes: set[int] = set()
-        self._met: dict[int, Any] = {}
+        self.met: dict[int, Any] = {}
         self._kinds: dict[int, type] = {}
         self._codes = RunCodes()
         self._named: set[str] = set()
@@ -113,9 +113,9 @@ class Reads:
         while left:
             item = left.pop()
             kind = type(item)
-            if kind in PLAIN or id(item) in self._met or item is _BUILT_IN:
+            if kind in PLAIN or id(item) in self.met or item is _BUILT_IN:
                 continue
-            self._met[id(item)] = item
+            self.met[id(item)] = item
             if kind is decimal.Decimal or item is decimal.Decimal or item is decimal:
                 self.ask(settings_of_decimals)
             if issubclass(kind, torch.Tensor):
@@ -150,14 +150,14 @@ class Reads:
 
     def has_met(self, item: Any) -> bool:
         """Whether a value was met."""
-        return id(item) in self._met
+        return id(item) in self.met
 
     def everything(self, values: list[Any]) -> None:
         """All that can be reached from values, as far as code names it, is read: nothing tells what really is."""
         known, self._is_guessing = 0, True
         self.meet(values)
-        while known < len(self._met):
-            new, known = list(self._met.values())[known:], len(self._met)
+        while known < len(self.met):
+            new, known = list(self.met.values())[known:], len(self.met)
             for item in new:
                 if is_a(item, FunctionType) and is_users_function(item):
                     self.code(item.__code__, item.__globals__)

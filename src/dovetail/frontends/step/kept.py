@@ -5,11 +5,9 @@ What was there before is handed on by where it lies: a later call may find anoth
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from types import MemberDescriptorType
 from typing import Any, TypeAlias
 
 import torch
@@ -19,21 +17,16 @@ from dovetail.frontends.step.containers import Path, Slot
 from dovetail.frontends.step.reachable_state import ReachableState
 from dovetail.ir.calling import Formatted, FromConstant, FromLeft, FromOutput, WithLook
 from dovetail.ops.seen import as_seen
+from dovetail.reach.made_objects import fill, held_by, new_object
 from dovetail.reach.values import (
     CONTAINERS,
     LOOKED_INTO,
     PLAIN,
     Kind,
-    attributes_of,
-    built_in_base,
-    has_attributes,
     is_a,
-    is_heap_type,
     is_made_of_attributes,
     is_plain_key,
     kind_of,
-    mro_of,
-    own_of,
 )
 from dovetail.torch_compat.traced_numbers import is_traced
 
@@ -197,10 +190,7 @@ class Trees:
             return (), list(value)
         if not (is_made_of_attributes(kind) and self._was_made(value)):
             raise NotMadeAgain
-        held = {**attributes_of(value)} if has_attributes(kind) else {}
-        for name, slot in _all_slots(kind).items():
-            with contextlib.suppress(AttributeError):  # it is not set
-                held[name] = slot.__get__(value)
+        held = held_by(value)
         return tuple(held), list(held.values())
 
 
@@ -242,8 +232,7 @@ def grown(tree: Tree, run: Handed) -> Any:
         if issubclass(tree.kind, tuple):
             run.made[tree.number] = _tuple_of(tree.kind, [grown(part, run) for part in tree.parts])
         else:
-            base: Any = built_in_base(tree.kind)
-            made = run.made[tree.number] = base.__new__(tree.kind)
+            made = run.made[tree.number] = new_object(tree.kind)
             _fill(made, tree, [grown(part, run) for part in tree.parts])
     return run.made[tree.number]
 
@@ -255,18 +244,7 @@ def _fill(made: Any, tree: New, parts: list[Any]) -> None:
     elif tree.kind is dict:
         made.update(zip(tree.keys, parts, strict=True))
     else:
-        slots = _all_slots(tree.kind)
-        for name, part in zip(tree.keys, parts, strict=True):
-            if name in slots:
-                slots[name].__set__(made, part)
-            else:
-                attributes_of(made)[name] = part
-
-
-def _all_slots(kind: type) -> dict[str, Any]:
-    """The descriptors of a class's slots, whoever wrote the classes that it derives from."""
-    owned = [own_of(owner) for owner in reversed(mro_of(kind)) if is_heap_type(owner)]
-    return {name: x for table in owned for name, x in table.items() if type(x) is MemberDescriptorType}
+        fill(made, tree.keys, parts)
 
 
 def _tuple_of(kind: Any, parts: list[Any]) -> Any:
