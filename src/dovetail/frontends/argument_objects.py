@@ -6,13 +6,14 @@ find in other places; and what it does not read of them may be anything in later
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from dovetail.frontends.structure import Made, Structure, classes_in, unflatten
 from dovetail.reach.reads import Reads
 from dovetail.reach.values import is_heap_type
+from dovetail.reach.watcher import Watcher
 
 
 class ObjectSeen(Exception):
@@ -46,12 +47,13 @@ class ArgumentObjects:
         finally:
             self._reads = None
 
-    def look(self, reads: Reads, was_made: Callable[[Any], bool]) -> None:
-        """Find out what was read. was_made: whether the call has made an object. Raises: ObjectSeen."""
-        made, self._made = self._made, []
+    def look(self, watcher: Watcher) -> None:
+        """Find out what was read. watcher: of the recording, which has just ended. Raises: ObjectSeen."""
+        made, self._made, reads = self._made, [], watcher.reads
+        assert reads is not None, "it was watched"
         kinds, own = classes_in(self._structure), {id(one.item) for one in made}
         for item in reads.met.values() if kinds else ():
-            if type(item) in kinds and id(item) not in own and not was_made(item):
+            if type(item) in kinds and id(item) not in own and not watcher.was_made(item):
                 raise ObjectSeen
         leaves = [(one.item, name, leaf) for one in made for name, some in one.leaves() for leaf in some]
         read = {leaf for item, name, leaf in leaves if _may_have_read(reads, item, name)}

@@ -288,7 +288,7 @@ class CallRecorder:
             if self.numbers and given.asks_exact_types:
                 raise NumberSeen
             self._find_more_modules(watcher)
-            self.objects.look(reads, watcher.was_made)
+            self.objects.look(watcher)
             changes = watcher.changes()
             self._refuse_left(changes, stand_ins, held)
         except BaseException:

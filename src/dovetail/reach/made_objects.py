@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
+from functools import lru_cache
 from types import MemberDescriptorType
 from typing import Any
 
@@ -14,8 +15,8 @@ from dovetail.reach.values import attributes_of, built_in_base, has_attributes, 
 
 def held_by(item: Any) -> dict[str, Any]:
     """What an object holds by name: in its `__dict__`, and in slots that are set."""
-    kind = type(item)
-    held = {**attributes_of(item)} if has_attributes(kind) else {}
+    kind: Any = type(item)
+    held = {**attributes_of(item)} if _has_attributes(kind) else {}
     for name, slot in _slots(kind).items():
         with contextlib.suppress(AttributeError):  # it is not set
             held[name] = slot.__get__(item)
@@ -30,7 +31,8 @@ def new_object(kind: type) -> Any:
 
 def fill(made: Any, names: Iterable[str], values: Iterable[Any]) -> None:
     """Let a new object hold values by these names."""
-    slots = _slots(type(made))
+    kind: Any = type(made)
+    slots = _slots(kind)
     for name, value in zip(names, values, strict=True):
         if name in slots:
             slots[name].__set__(made, value)
@@ -38,6 +40,10 @@ def fill(made: Any, names: Iterable[str], values: Iterable[Any]) -> None:
             attributes_of(made)[name] = value
 
 
+_has_attributes = lru_cache(256)(has_attributes)
+
+
+@lru_cache(256)
 def _slots(kind: type) -> dict[str, Any]:
     """The descriptors of a class's slots, whoever wrote the classes that it derives from."""
     owned = [own_of(owner) for owner in reversed(mro_of(kind)) if is_heap_type(owner)]

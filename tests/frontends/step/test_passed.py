@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections import UserDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -168,3 +169,24 @@ def test_an_object_that_is_state_as_well() -> None:
         before = held.batch.x.clone()
         result = compiled(batch)
         assert torch.equal(result, (before + (batch is held.batch)) * 2)
+
+
+def test_a_dataclass_that_is_state_as_well_is_one_object() -> None:
+    @dataclass
+    class Sample:
+        x: Tensor
+
+    state = SimpleNamespace(sample=None, sum=torch.zeros(2))
+
+    def step(sample: Sample, other: Sample) -> Tensor:
+        state.sum += sample.x * (2 if sample is state.sample else 3) * (5 if sample is other else 7)
+        return state.sum.clone()
+
+    compiled, samples = dovetail.compile_step(step), [Sample(torch.ones(2) * n) for n in range(3)]
+    for n in range(24):
+        state.sample = samples[1] if n > 4 else None
+        pair = samples[n % 3], samples[n % 2]
+        before = state.sum.clone()
+        expected = step(*pair)
+        state.sum.copy_(before)
+        assert torch.equal(compiled(*pair), expected), n

@@ -21,6 +21,7 @@ from dovetail.capture.step_recording import StepRecording
 from dovetail.capture.step_tensors import StepNumber, StepTensor
 from dovetail.capture.step_texts import Texts
 from dovetail.errors import DovetailError, UnsupportedStep
+from dovetail.frontends.argument_objects import ArgumentObjects
 from dovetail.frontends.step.attempts import MoreIsRead, StateToMake, free_locals
 from dovetail.frontends.step.captured_memory import refuse_set, torch_generators
 from dovetail.frontends.step.containers import Path
@@ -50,7 +51,7 @@ from dovetail.frontends.step.text_uses import check_texts
 from dovetail.frontends.step.variant import StepVariant
 from dovetail.frontends.step.waiting_draws import WaitingDraws
 from dovetail.frontends.step.write_only import WriteOnlyContainers
-from dovetail.frontends.structure import changes, unflatten
+from dovetail.frontends.structure import changes
 from dovetail.ir.draft import free_name
 from dovetail.ir.known_results import Answers
 from dovetail.ir.program import Value
@@ -108,7 +109,7 @@ class StepCapture:
         self._draws: Any = None
         self.waiting = WaitingDraws()
         self._leaf_names: dict[int, str] = {}
-        self._shown = list(call.leaves)
+        self._shown, self._objects = list(call.leaves), ArgumentObjects(call.structure)
         self._results: Results | None = None
         self._asked = [default_group, *map(_giving, reachable.others)]
         self._fully_sharded = found_among(module for _, module in reachable.modules)
@@ -191,6 +192,7 @@ class StepCapture:
             outside = Outside(recording.origins, self._reachable.slots, texts.hold)
             try:
                 recording.run(self._run, self._around(recording, found.matrices, hosts, outside))
+                self._objects.look(self._watcher)
                 self._write_only.refuse_after()
                 late.end()
                 newly = overwritten(self._watcher.reads, self._reachable)
@@ -301,7 +303,7 @@ class StepCapture:
         self._shown[index] = traced
 
     def _run(self) -> list[Any]:
-        args, kwargs = unflatten(self._shown, self._call.structure)
+        args, kwargs = self._objects.put_together(self._shown)
         result, given = self._call.step(*args, **kwargs), self._call.leaves
         self._results = Results(result, self._reachable.knows, given, self._write_only.look_at)
         if changes((args, kwargs), self._shown, self._call.structure):
@@ -356,9 +358,7 @@ class StepCapture:
                 yield
         finally:
             self._elsewhere = self._watcher.changes(self._compared(), self._reachable.looks_into)
-        self._not_guarded = [
-            part for _, x in self._reachable.schedulers for part in (x, type(x))
-        ]  # made for the recording
+        self._not_guarded = [y for _, x in self._reachable.schedulers for y in (x, type(x))]  # made for the recording
 
     def _compared(self) -> frozenset[tuple[int, str]]:
         """Places that what the code read besides does not count."""

@@ -31,6 +31,7 @@ from dovetail.errors import (
 )
 from dovetail.execute.agreement import Agreement, OthersUseMore
 from dovetail.execute.step import CompiledStepProgram, NothingWritten
+from dovetail.frontends.argument_objects import ObjectSeen
 from dovetail.frontends.copies import reduced
 from dovetail.frontends.statistics import Stats
 from dovetail.frontends.step.captures import StepCaptures
@@ -40,7 +41,7 @@ from dovetail.frontends.step.many_steps import Progress, run_steps
 from dovetail.frontends.step.passed import pass_objects
 from dovetail.frontends.step.searches import Searches
 from dovetail.frontends.step.variant import Chosen, StepVariant
-from dovetail.frontends.structure import flatten_call
+from dovetail.frontends.structure import Classes, classes_in, flatten_call
 from dovetail.frontends.variant_cache import VariantCache
 from dovetail.ir.program import Program
 from dovetail.ir.text import identifier
@@ -117,6 +118,7 @@ class CompiledStep:
         self._cache = VariantCache[StepVariant](name, options.max_variants)
         self._captures = StepCaptures(self._cache, state, falls_back, self._options)
         self._searches: Searches | None = None
+        self._classes = Classes()
         self._turn, self._in_eager_mode = threading.RLock(), set[object]()
         functools.update_wrapper(self, step)
 
@@ -154,11 +156,15 @@ class CompiledStep:
     def _run_program(self, args: Any, kwargs: Any, agreement: Agreement, turn: _Turn) -> _Ran | None:
         """Find a program for a call, or capture one, and run it; None for eager mode."""
         cache, captures = self._cache, self._captures
-        call = StepCall(self._step, *flatten_call(args, kwargs))
+        call = StepCall(self._step, *flatten_call(args, kwargs, self._classes))
         captures.begin(call)
         tried: list[StepVariant] = []
         while True:
-            chosen = self._chosen(call, tried)
+            try:
+                chosen = self._chosen(call, tried)
+            except ObjectSeen:  # objects of these classes are state from now on
+                self._classes.close(classes_in(call.structure), dataclasses=True)
+                return self._run_program(args, kwargs, agreement, turn)
             if chosen is None:
                 return None
             variant, tensors = chosen

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, namedtuple
 
 import torch
 
@@ -39,4 +39,10 @@ def _size_of_symbols() -> pytree.TreeSpec:
     return pytree.flatten(rows.shape)[1]
 
 
-CHECKS = (check_flatten, check_unflatten)
+def check_is_node() -> str | None:
+    """Containers that torch knows are nodes, and classes of the user's are not."""
+    kinds = (dict, torch.Size, namedtuple("Pair", "a b"), Exception)
+    return first_difference(("which", [pytree.is_node(kind) for kind in kinds], [True, True, True, False]))
+
+
+CHECKS = (check_is_node, check_flatten, check_unflatten)
