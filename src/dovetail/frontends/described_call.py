@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,12 +13,14 @@ from dovetail.frontends.held_modules import Named, held_modules
 from dovetail.frontends.inputs import check_class, check_tensor
 from dovetail.frontends.structure import Structure
 from dovetail.ir.text import identifier
+from dovetail.reach.read_slots import ReadSlot
 from dovetail.torch_compat.sparse import form_of
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """modules: by name. slots: where they hold tensors. tensors: what is there. leaves: the arguments.
+    """modules: by name. slots: where they hold tensors. tensors: what is there. leaves: the arguments. state: slots of
+    what is handed in with them.
 
     A *place* counts among `everything`.
     """
@@ -29,6 +31,7 @@ class Call:
     leaves: list[Any]
     structure: Structure
     has_matrices: bool = True
+    state: Mapping[str, ReadSlot] = field(default_factory=dict)
 
     @staticmethod
     def of(
@@ -38,17 +41,24 @@ class Call:
         more: Sequence[Named] = (),
         *,
         has_matrices: bool = True,
+        state: Mapping[str, ReadSlot] | None = None,
     ) -> Call:
         """Describe a call.
 
         more: modules that `held_modules` does not find. has_matrices: sparse matrices in modules count as tensors.
+        state: see `handed_state`.
         Raises: UnsupportedTensor.
         """
         modules = held_modules(target, [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)])
         known = {id(child) for _, module in modules for child in module.modules()}
         modules += [(name, module) for name, module in more if id(module) not in known]
         slots = [slot for slot in tensor_slots(modules) if has_matrices or form_of(slot.read()) is None]
-        return Call(modules, slots, [slot.read() for slot in slots], leaves, structure, has_matrices)
+        return Call(modules, slots, [slot.read() for slot in slots], leaves, structure, has_matrices, state or {})
+
+    def again(self, target: Callable[..., Any], modules: Sequence[Named]) -> Call:
+        """The same call with more modules. Raises: UnsupportedTensor."""
+        more, state = self.has_matrices, self.state
+        return Call.of(target, self.leaves, self.structure, modules, has_matrices=more, state=state)
 
     @property
     def everything(self) -> list[Any]:

@@ -23,7 +23,7 @@ from dovetail.frontends.copies import reduced
 from dovetail.frontends.donation import Donation
 from dovetail.frontends.function_captures import FunctionCaptures, FunctionVariant
 from dovetail.frontends.statistics import Stats
-from dovetail.frontends.structure import flatten_call, unflatten
+from dovetail.frontends.structure import unflatten
 from dovetail.frontends.targets import arguments_of_call, as_callable, default_options
 from dovetail.frontends.variant_cache import VariantCache
 from dovetail.ir.text import identifier
@@ -124,7 +124,7 @@ class CompiledFunction:
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Compile for these arguments without running."""
-        leaves, structure = flatten_call(args, kwargs, self._captures.classes)
+        leaves, structure = self._captures.flat(args, kwargs)
         with RECORDING:
             if self._cache.find(leaves, structure) is None:
                 self._captures.is_call = False
@@ -135,7 +135,7 @@ class CompiledFunction:
 
     def record(self, *args: Any, **kwargs: Any) -> tuple[Recording, tuple[int, ...]]:
         """Record for these arguments, without compiling; and how often each of its inputs was passed."""
-        leaves, structure = flatten_call(args, kwargs, self._captures.classes)
+        leaves, structure = self._captures.flat(args, kwargs)
         with RECORDING:
             return self._captures.recorded(leaves, structure)
 

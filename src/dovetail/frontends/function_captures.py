@@ -20,6 +20,7 @@ from dovetail.frontends.argument_objects import ObjectSeen
 from dovetail.frontends.call_guard import CallGuard, QuickInputs
 from dovetail.frontends.described_call import Call
 from dovetail.frontends.donation import Donation
+from dovetail.frontends.handed_state import HandedState
 from dovetail.frontends.inputs import size_hints
 from dovetail.frontends.lifted_numbers import PLAIN_NUMBERS, ChangingNumbers, LiftedNumbers, NumberGuard
 from dovetail.frontends.recorded_call import CallRecorder, all_dims, recorded
@@ -71,7 +72,7 @@ class FunctionCaptures:
         self._options = options
         self._donation = donation
         self._found_modules: list[tuple[str, weakref.ref[torch.nn.Module]]] = []
-        self.classes = Classes()
+        self.classes, self._state = Classes(), HandedState()
         self._numbers = ChangingNumbers(may_be_sizes=options.memory_limit is None)
         self._last: FunctionVariant | None = None
         self._quick: QuickCall | None = None
@@ -107,22 +108,21 @@ class FunctionCaptures:
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[FunctionVariant, CompiledGraph, Sequence[Any]] | None:
         """The program for a call, compiled when it is new, its graph and the inputs; None when no more may be made."""
-        cache, closed = self._cache, set[type]()
+        cache, undone = self._cache, list[Callable[[], None]]()
         while True:
-            leaves, structure = flatten_call(args, kwargs, self.classes)
+            leaves, structure = self.flat(args, kwargs)
             found = cache.find(leaves, structure)
-            if found is None and self._open(leaves, structure):
+            if found is None and (self._open(leaves, structure) or self._hand_in()):
                 continue
             if found is None:
                 cache.counts.misses += 1
                 try:
                     found = self.added(leaves, structure)
                 except DovetailError as error:
-                    is_seen = isinstance(error.__cause__, ObjectSeen)
-                    if newly := self.classes.close(classes_in(structure), dataclasses=is_seen):
-                        closed |= newly
+                    if self._takes_less(error, structure, undone):
                         continue
-                    self.classes.reopen(closed)  # it was not for them
+                    for undo in undone:  # it was not for that
+                        undo()
                     if not self._is_left_to_eager_mode(error):
                         raise
             if found is None:
@@ -146,6 +146,35 @@ class FunctionCaptures:
         }.values():  # no call is for it any more
             self._cache.drop(variant)
         return bool(opened)
+
+    def _hand_in(self) -> bool:
+        """Hand tensors in that calls find in the same slots, other ones each time. Whether that is new."""
+        if self._donation.wishes:
+            return False
+        variants = list(self._cache.variants)
+        changed = [slot for variant in variants for slot in variant.guard.reads.changed_tensors()]
+        is_new = self._state.learn(changed, self.classes.open)
+        for variant in variants if is_new else ():  # no call is for it any more
+            self._cache.drop(variant)
+        return is_new
+
+    def _takes_less(self, error: DovetailError, structure: Structure, undone: list[Callable[[], None]]) -> bool:
+        """Take objects apart, or hand tensors in, no more: the code may not do with it. Whether that is new.
+
+        undone: gets what undoes it.
+        """
+        is_seen = isinstance(error.__cause__, ObjectSeen)
+        if closed := self.classes.close(classes_in(structure), dataclasses=is_seen):
+            undone.append(partial(self.classes.reopen, closed))
+        elif left := self._state.leave():
+            undone.append(partial(self._state.hand_in, left))
+        else:
+            return False
+        return True
+
+    def flat(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[Any], Structure]:
+        """The leaves of a call, and how to put them together."""
+        return flatten_call(args, self._state.handed(kwargs), self.classes)
 
     def _is_left_to_eager_mode(self, error: DovetailError) -> bool:
         """Code that raises while it is recorded runs in eager mode, which raises what is to be raised."""
@@ -222,7 +251,7 @@ class FunctionCaptures:
 
     def _described(self, leaves: list[Any], structure: Structure) -> Call:
         found = [(name, module) for name, ref in self._found_modules if (module := ref()) is not None]
-        return Call.of(self._target, leaves, structure, found)
+        return Call.of(self._target, leaves, structure, found, state=self._state.slots)
 
     def _capture_and_select(
         self, call: Call, lifted: LiftedNumbers, *, unknown_sizes: bool = False, dynamic: bool = True

@@ -15,7 +15,7 @@ from typing import Any
 from dovetail.capture.number_symbols import NumberFact, all_hold, broken_fact
 from dovetail.ir.sizes import Number
 from dovetail.ir.text import identifier
-from dovetail.reach.read_numbers import ReadNumber
+from dovetail.reach.read_slots import ReadSlot
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class LiftedNumbers:
     """
 
     leaves: tuple[int, ...] = ()
-    slots: tuple[ReadNumber, ...] = ()
+    slots: tuple[ReadSlot, ...] = ()
     are_sizes: bool = False
 
     def __bool__(self) -> bool:
@@ -59,7 +59,7 @@ class ChangedNumbers:
     """
 
     leaves: frozenset[int]
-    slots: Sequence[ReadNumber]
+    slots: Sequence[ReadSlot]
     is_for_one: bool
 
 
@@ -118,7 +118,7 @@ class ChangingNumbers:
     def __init__(self, may_be_sizes: bool) -> None:
         """may_be_sizes: programs may have symbols for sizes and places."""
         self._leaves: set[int] = set()
-        self._slots: dict[tuple[int, str], ReadNumber] = {}
+        self._slots: dict[tuple[int, str], ReadSlot] = {}
         self._plain: set[int | tuple[int, str]] = set()
         self._may_be_sizes = may_be_sizes
         self._are_sizes = False

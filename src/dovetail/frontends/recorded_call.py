@@ -37,13 +37,13 @@ from dovetail.frontends.described_call import Call, checked_name
 from dovetail.frontends.held_modules import Named, modules_read
 from dovetail.frontends.inputs import specs_with_parts
 from dovetail.frontends.lifted_numbers import PLAIN_NUMBERS, LiftedNumbers
-from dovetail.frontends.structure import Structure, changes, flatten
+from dovetail.frontends.structure import Structure, flatten
 from dovetail.ir.signature import SizeInput, UserInput
 from dovetail.reach.changes import ReadChange
 from dovetail.reach.codes import names_of
 from dovetail.reach.contents import identified
 from dovetail.reach.guards import PythonGuards
-from dovetail.reach.read_numbers import numbers_put
+from dovetail.reach.read_slots import slots_put
 from dovetail.reach.reads import Reads
 from dovetail.reach.stand_ins import StandIns
 from dovetail.reach.values import attributes_of
@@ -120,7 +120,7 @@ class CallRecorder:
         self._given: dict[int, dict[str, Any]] = {}
         self.more_modules: list[Named] = []
         self.changed: list[ReadChange] = []
-        self.objects = ArgumentObjects(self._spec)
+        self.objects = ArgumentObjects(self._spec, described.state)
 
     def inputs_of(self, call: Call) -> list[Any]:
         """What a recording takes in a call of this kind."""
@@ -172,7 +172,8 @@ class CallRecorder:
             reason = f"a Python value that it reads has changed since: {self.reads.why()}"
             raise DoubleBackwardUnsupported(reason=reason, hint=HINT)
         tensors = [inputs[place] for place in self._slot_places]
-        with RECORDING, replaced_tensors(self._slots, tensors), self._numbers_put(inputs):
+        put = self.objects.put(self._shown(inputs))
+        with RECORDING, replaced_tensors(self._slots, tensors), self._numbers_put(inputs), put:
             return self._call(inputs)
 
     def record_again(self, *args: Any, **keywords: Any) -> Recording:
@@ -203,14 +204,16 @@ class CallRecorder:
     def _numbers_put(self, inputs: Sequence[Any]) -> AbstractContextManager[None]:
         """While active, slots hold the numbers among the inputs."""
         first = len(self.sources) + len(self.numbers.leaves)
-        return numbers_put(self.numbers.slots, inputs[first : first + len(self.numbers.slots)])
+        return slots_put(self.numbers.slots, inputs[first : first + len(self.numbers.slots)])
+
+    def _shown(self, inputs: Sequence[Any]) -> list[Any]:
+        """The leaves of the arguments, with inputs of a recording in their places."""
+        pairs = zip(self._arguments, self._leaf_places, strict=True)
+        return [item if place is None else inputs[place] for item, place in pairs]
 
     def _call(self, inputs: Sequence[Any]) -> list[Any]:
-        pairs = zip(self._arguments, self._leaf_places, strict=True)
-        shown = [item if place is None else inputs[place] for item, place in pairs]
-        args, kwargs = self.objects.put_together(shown)
-        results, self._output_spec = flatten(self._target(*args, **kwargs))
-        if changes((args, kwargs), shown, self._spec):
+        results, self._output_spec = flatten(self.objects.call(self._target))
+        if self.objects.are_changed(self._shown(inputs)):
             raise PythonSideEffect(what="changed a container among its arguments")
         return results
 
@@ -227,9 +230,10 @@ class CallRecorder:
         with (
             self._put_back_on_failure(),
             replaced_tensors(self._slots, shown, leaves_attributes=not self._watches),
-            self._numbers_put([stand_in.seen for stand_in in recording.stand_ins]),
+            self._numbers_put(inputs := [stand_in.seen for stand_in in recording.stand_ins]),
+            self.objects.put(self._shown(inputs)),
             module_names(recording.origins, self._modules),
-            self._watched(own, [stand_in.seen for stand_in in recording.stand_ins], shown),
+            self._watched(own, inputs, shown),
         ):
             yield
         if self._watches:  # everything is put back by now, but for what the code itself has changed
@@ -299,7 +303,9 @@ class CallRecorder:
             self._codes |= watcher.reads.codes
         self.changed = changes
         if self._watches:
-            self.reads.add(watcher.guard(lifted=frozenset(slot.key for slot in self.numbers.slots)))
+            lifted = self.objects.lifted.union(slot.key for slot in self.numbers.slots)
+            self.reads.add(watcher.guard(others=self.objects.items, lifted=lifted))
+        self.objects.forget()
 
     def _refuse_left(self, changes: Sequence[ReadChange], stand_ins: Sequence[Any], held: Sequence[Any]) -> None:
         """Raises: NumberSeen, PythonSideEffect for what no call would leave in Python objects."""
@@ -371,7 +377,7 @@ def recorded(
             return call, recorder, recording
         recorder.put_back()
         modules = [*call.modules, *recorder.more_modules]
-        call = Call.of(target, call.leaves, call.structure, modules, has_matrices=call.has_matrices)
+        call = call.again(target, modules)
 
 
 def _refuse_new_attributes(reads: Reads, stand_ins: Sequence[Any], before: Sequence[Collection[str]]) -> None:

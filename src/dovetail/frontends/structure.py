@@ -154,8 +154,8 @@ def flatten_call(
 
 
 def is_flat(args: tuple[Any, ...], kwargs: Mapping[str, Any], structure: Structure) -> bool:
-    """Whether no argument of a call is a container. structure: of the call."""
-    return structure == _structure_of_leaves(len(args), tuple(kwargs))
+    """Whether no argument of a call is a container. structure: of the call, as `flatten_call` gives it."""
+    return structure is _structure_of_leaves(len(args), tuple(kwargs))
 
 
 def unflatten(leaves: list[Any], structure: Structure, made: list[Made] | None = None, first: int = 0) -> Any:

@@ -72,6 +72,7 @@ class VariantCache(Generic[V]):
         self._idle: dict[int, tuple[int, int]] = {}  # of each variant: calls, and how often a call was refused since
         self._most_idle = _IDLE
         self._has_refused = False  # since the last one made room
+        self._short_lived = 0  # programs that are gone, since one was of use to a second call
 
     @property
     def is_full(self) -> bool:
@@ -108,14 +109,17 @@ class VariantCache(Generic[V]):
 
     def drop_dead(self) -> None:
         """Forget the programs that no call can be for."""
-        if not all(variant.guard.is_alive for variant in self.variants):
-            self.variants = [variant for variant in self.variants if variant.guard.is_alive]
-            self.recent = [variant for variant in self.recent if variant.guard.is_alive]
+        dead = [variant for variant in self.variants if not variant.guard.is_alive]
+        if dead:
+            self.variants = [variant for variant in self.variants if variant not in dead]
+            self.recent = [variant for variant in self.recent if variant not in dead]
+            self._short_lived += len(dead)
 
     def fitted(self, variant: V) -> None:
         """A program has run. Where it was captured for the call, that does not show yet that it is of use."""
         if variant.calls > 1:
             self.patience.found()
+            self._short_lived = 0
 
     @property
     def has_idle(self) -> bool:
@@ -175,7 +179,17 @@ class VariantCache(Generic[V]):
         if made is not None:
             made[0].reason = why()
             self.add(made[0])
+            if self._short_lived >= self.limit:
+                self._warn_of_short_lives(made[0].reason)
         return made
+
+    def _warn_of_short_lives(self, reason: str) -> None:
+        """Programs are captured in vain: let calls be looked at more and more rarely. reason: for the last one."""
+        self.patience.missed()
+        self.warn(
+            f"{self.name} was compiled for {self._short_lived} calls, and no other call was for any of these programs; "
+            f"more and more calls run in eager mode. The last reason: {reason}. See `.stats`."
+        )
 
     def refuse(self, why: Callable[[], str]) -> None:
         """A call fits no program, and none may be made for it. why: what is to be said of it."""

@@ -28,7 +28,7 @@ from dovetail.reach.levels import levels_of, picker
 from dovetail.reach.libraries import is_library_class
 from dovetail.reach.memory_words import ChangedWord, MemoryWords, NotInWords, Place, WordList
 from dovetail.reach.object_layout import object_at
-from dovetail.reach.read_numbers import ReadNumber, ReadNumbers
+from dovetail.reach.read_slots import ReadSlot, ReadSlots
 from dovetail.reach.slots import in_slot
 from dovetail.reach.tables import Tables, shows_all
 from dovetail.reach.told import name_of_function, told
@@ -54,7 +54,7 @@ class PythonGuard:
         self._dead: list[Any] = []  # references to what is gone
         self._kept: dict[int, Any] = {}
         self._is_bound = slots.is_bound
-        self._numbers = None if slots.is_bound else ReadNumbers(slots)
+        self._slots = None if slots.is_bound else ReadSlots(slots)
         self._set_objects(slots)
         containers = self._set_tables(slots)
         self._set_values(slots, containers)
@@ -159,9 +159,13 @@ class PythonGuard:
         """How many values are looked at in each call."""
         return len(self._labels)
 
-    def changed_numbers(self) -> list[ReadNumber]:
+    def changed_numbers(self) -> list[ReadSlot]:
         """The slots that were read and hold other numbers now, of the same type."""
-        return [] if self._numbers is None or self._dead else self._numbers.changed()
+        return [] if self._slots is None or self._dead else self._slots.changed_numbers()
+
+    def changed_tensors(self) -> list[ReadSlot]:
+        """The slots that were read and hold other tensors now; also where those that they held are gone."""
+        return [] if self._slots is None else self._slots.changed_tensors()
 
     def holds(self) -> bool:
         """Whether everything is as it was."""

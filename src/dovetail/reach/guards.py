@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dovetail.reach.guard import PythonGuard
 from dovetail.reach.memory_words import ChangedWord
-from dovetail.reach.read_numbers import ReadNumber
+from dovetail.reach.read_slots import ReadSlot
 
 
 class PythonGuards:
@@ -52,9 +52,13 @@ class PythonGuards:
         reasons = (reason for guard in self.guards if (reason := guard.why()))
         return next(reasons, f"the recorded call did so: {self.unrepeated}" if self.unrepeated else "")
 
-    def changed_numbers(self) -> list[ReadNumber]:
+    def changed_numbers(self) -> list[ReadSlot]:
         """See `PythonGuard`."""
         return [slot for guard in self.guards for slot in guard.changed_numbers()]
+
+    def changed_tensors(self) -> list[ReadSlot]:
+        """See `PythonGuard`."""
+        return [slot for guard in self.guards for slot in guard.changed_tensors()]
 
     @property
     def is_alive(self) -> bool:

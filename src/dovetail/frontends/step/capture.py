@@ -51,7 +51,6 @@ from dovetail.frontends.step.text_uses import check_texts
 from dovetail.frontends.step.variant import StepVariant
 from dovetail.frontends.step.waiting_draws import WaitingDraws
 from dovetail.frontends.step.write_only import WriteOnlyContainers
-from dovetail.frontends.structure import changes
 from dovetail.ir.draft import free_name
 from dovetail.ir.known_results import Answers
 from dovetail.ir.program import Value
@@ -303,10 +302,10 @@ class StepCapture:
         self._shown[index] = traced
 
     def _run(self) -> list[Any]:
-        args, kwargs = self._objects.put_together(self._shown)
-        result, given = self._call.step(*args, **kwargs), self._call.leaves
+        with self._objects.put(self._shown):
+            result, given = self._objects.call(self._call.step), self._call.leaves
         self._results = Results(result, self._reachable.knows, given, self._write_only.look_at)
-        if changes((args, kwargs), self._shown, self._call.structure):
+        if self._objects.are_changed(self._shown):
             raise refused_change("a container among its arguments")
         return self._results.leaves
 
