@@ -7,23 +7,34 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.checkpoint import CheckpointFunction
 
 from dovetail.capture.origins import OriginTracker
-from dovetail.errors import BackwardInside
-from dovetail.torch_compat.autograd import refused_backward, running_node_name
+from dovetail.errors import BackwardInside, UnsupportedTensor
+from dovetail.torch_compat.autograd import refused_backward, running_node_name, viewed_tensor
+from dovetail.torch_compat.fakes import is_fake
+
+Root = torch.Tensor | GradientEdge
+
+_HISTORY = "a tensor with a gradient history of its own, beside a reentrant checkpoint"
+_WITHOUT = "pass it as an argument, or call checkpoint(..., use_reentrant=False)"
 
 
 def gradients_of(
-    outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor], arriving: Sequence[torch.Tensor]
+    outputs: Sequence[Any], leaves: Sequence[Any], arriving: Sequence[torch.Tensor]
 ) -> list[torch.Tensor | None]:
     """The gradient of each leaf, None where autograd gives none; the graph is kept for another pattern.
 
+    outputs, leaves: tensors and gradient edges.
+
     `torch.autograd.grad` is refused by a reentrant checkpoint, which runs a backward of its own that accumulates into
-    `.grad`; with one in the graph, this does the same, and puts every `.grad` back.
+    `.grad`; with one in the graph, this does the same, and puts every `.grad` back. Raises: UnsupportedTensor.
     """
     if not _has_reentrant_checkpoint(outputs):
         return list(torch.autograd.grad(outputs, leaves, arriving, allow_unused=True, retain_graph=True))
+    if not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
+        raise UnsupportedTensor(name="a tensor that it closes over", kind=_HISTORY, hint=_WITHOUT)
     before = [leaf.grad for leaf in leaves]
     try:
         for leaf in leaves:
@@ -33,6 +44,20 @@ def gradients_of(
     finally:
         for leaf, grad in zip(leaves, before, strict=True):
             leaf.grad = grad
+
+
+def roots_of(outputs: Sequence[torch.Tensor | None]) -> list[Any]:
+    """Where gradients arrive that are for outputs, as autograd sees these now: a `Root` for each tensor.
+
+    A real tensor, which the program has met, and its views get other histories as soon as the program runs.
+    """
+    return [None if output is None else _root(output) for output in outputs]
+
+
+def _root(output: torch.Tensor) -> Root:
+    if is_fake(viewed_tensor(output)) or output.grad_fn is None:
+        return output
+    return get_gradient_edge(output)
 
 
 def as_taken(args: Sequence[Any]) -> Sequence[Any]:
@@ -64,9 +89,9 @@ def without_backward(origins: OriginTracker) -> Iterator[None]:
         yield
 
 
-def _has_reentrant_checkpoint(outputs: Sequence[torch.Tensor]) -> bool:
+def _has_reentrant_checkpoint(outputs: Sequence[Any]) -> bool:
     wanted = f"{CheckpointFunction.__name__}Backward"
-    queue: list[Any] = [output.grad_fn for output in outputs]
+    queue: list[Any] = [x.grad_fn if isinstance(x, torch.Tensor) else x.node for x in outputs]
     seen: set[Any] = set()
     while queue:
         node = queue.pop()

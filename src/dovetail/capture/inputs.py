@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.autograd.graph import GradientEdge
 
 from dovetail.analysis.alias_pattern import AliasPattern, Family, FlatPlace, Group
+from dovetail.capture.real_tensors import Met
 from dovetail.capture.recorder import Recorder
 from dovetail.errors import OverlappingMutatedInputs
 from dovetail.ir.calling import FlatBytes, InputRule, ViewBase
@@ -63,7 +65,7 @@ class StandIn:
     value: Value
     declared: Value
     role: InputRole
-    leaf: torch.Tensor | None = None
+    leaf: torch.Tensor | GradientEdge | None = None
     followed: torch.Tensor | None = None
     version: int = 0
     grad_fn: object = None
@@ -155,7 +157,7 @@ class InputMaker:
     def _constant(self, tensor: torch.Tensor, made: StandIn | None) -> StandIn:
         if made is None:
             value = self.recorder.value_of(tensor)
-            return constant_stand_in(tensor, value, *self.recorder.met[value])
+            return constant_stand_in(self.recorder.reals.of(tensor), value)
         self.recorder.constants.append((tensor, made.declared))
         return made
 
@@ -273,10 +275,12 @@ def _stand_in(
     return made
 
 
-def constant_stand_in(tensor: torch.Tensor, value: Value, version: int, grad_fn: object) -> StandIn:
-    """The stand-in of a real tensor that was met while recording; it is its own leaf."""
-    leaf = tensor if tensor.requires_grad else None
-    made = StandIn(tensor, value, value, Constant(value.name), leaf, tensor, version, grad_fn, tensor.requires_grad)
+def constant_stand_in(met: Met, value: Value) -> StandIn:
+    """The stand-in of a real tensor that was met while recording. Raises: UnsupportedInputMutation."""
+    met.check(value.name)
+    tensor, node = met.tensor, met.grad_fn
+    requires_grad = tensor.requires_grad if node is None else met.requires_grad
+    made = StandIn(tensor, value, value, Constant(value.name), met.leaf, tensor, met.version, node, requires_grad)
     made.storage_bytes = tensor.untyped_storage().nbytes()
     return made
 

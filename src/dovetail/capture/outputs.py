@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch.autograd.graph import GradientEdge
 
 from dovetail.capture.changes import InputChanges, replay_steps
 from dovetail.capture.functionalize import Functionalizer, ViewStep
@@ -103,21 +104,22 @@ class _Builder:
 def analyse_outputs(
     results: Sequence[object],
     stand_ins: Sequence[StandIn],
-    leaves: Sequence[torch.Tensor],
+    leaves: Sequence[torch.Tensor | GradientEdge],
     changes: InputChanges,
     recorder: Recorder,
     functional: Functionalizer,
 ) -> OutputAnalysis:
     """Analyse what a recorded function returned.
 
-    results: flat. stand_ins: the inputs of the program. leaves: the tensors whose gradients are taken. changes: what
-    the function did to its inputs.
+    results: flat. stand_ins: the inputs of the program. leaves: the tensors whose gradients are taken, and where those
+    arrive that are for what was there first. changes: what the function did to its inputs.
     Raises: UnsupportedOutput for an object that cannot be handed out by a compiled program.
     """
     arguments = [(i, s) for i, s in enumerate(stand_ins) if s.rule is None and isinstance(s.seen, torch.Tensor)]
     input_of = {id(s.seen): i for i, s in arguments}
     argument_of = {s.value: i for i, s in reversed(arguments)}
     builder = _Builder(recorder, functional, stand_ins, input_of, argument_of, frozenset(map(id, leaves)))
+    builder.leads_to_input.update((leaf.node, True) for leaf in leaves if not isinstance(leaf, torch.Tensor))
     shared = _chains_by_storage(results, builder)
     rules: list[OutputRule] = []
     place_of: dict[int, int] = {}

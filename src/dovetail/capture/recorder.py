@@ -27,6 +27,7 @@ from dovetail.capture.operators import device_type, must_be_kept, refuse_leaves,
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.overlapping_writes import refuse_order_dependent_write
 from dovetail.capture.packed_sequences import PackedValues
+from dovetail.capture.real_tensors import RealTensors
 from dovetail.capture.records_facts import RecordsFacts
 from dovetail.capture.records_sparse import RecordsSparse
 from dovetail.capture.recurrent import as_recorded, result_of, stays_whole
@@ -54,7 +55,7 @@ from dovetail.ops.facts import (
 )
 from dovetail.ops.sub_programs import run_with_sub_programs
 from dovetail.reach.frames import work_on
-from dovetail.torch_compat.autograd import refuse_inference_tensor, version_of
+from dovetail.torch_compat.autograd import refuse_inference_tensor
 from dovetail.torch_compat.dispatch import (
     HigherOrder,
     Overload,
@@ -93,9 +94,9 @@ class Recorder(RecordsSparse, RecordsFacts, PlainMode):
     that recording writes nothing; what `torch.tensor([...])` makes is a copy, because eager makes it anew in each call.
 
     Attributes: nodes, the impure program so far; constants, the real tensors met that nobody declared, with their
-    values; met, version and gradient function of each constant when it was met; phase, stamped on new nodes; symbols,
-    the symbolic number of each size symbol; written, the tensor objects that operators wrote, with what they stood for
-    and the grad mode; metadata_changes, tensors, operators, other arguments of new shapes; switches, as they began.
+    values; reals, what autograd knows of these; phase, stamped on new nodes; symbols, the symbolic number of each size
+    symbol; written, the tensor objects that operators wrote, with what they stood for and the grad mode;
+    metadata_changes, tensors, operators, other arguments of new shapes; switches, as they began.
     """
 
     supports_higher_order_operators = True
@@ -114,9 +115,8 @@ class Recorder(RecordsSparse, RecordsFacts, PlainMode):
         self.sparse = SparseGradients(self)
         self.nodes: list[Node] = []
         self.constants: list[tuple[torch.Tensor, Value]] = []
-        self.met: dict[Value, tuple[int, object]] = {}
-        self.phase = Phase.FORWARD
-        self.recomputing, self.switches = False, dict[str, Any]()
+        self.reals = RealTensors()
+        self.phase, self.recomputing, self.switches = Phase.FORWARD, False, dict[str, Any]()
         self.symbols: dict[str, Any] = {} if numbers is None else numbers.symbols
         self._expected, self._cuts = set[Scalar](), Cuts()
         self._given, self._of_inference = set[int](), set[int]()
@@ -175,7 +175,7 @@ class Recorder(RecordsSparse, RecordsFacts, PlainMode):
         name = f"constant_{len(self.constants)}"
         value = self._bind(tensor, Value(name, self._describe(tensor, name)))
         self.constants.append((tensor, self._note_given(value, tensor)))
-        self.met[value] = (version_of(tensor), tensor.grad_fn)
+        self.reals.meet(tensor)
         return value
 
     def _without_real(self, argument: Any) -> Any:

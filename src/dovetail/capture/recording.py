@@ -19,7 +19,7 @@ from dovetail.analysis.alias_pattern import APART, Accesses, AliasPattern
 from dovetail.analysis.infer import MetaInference
 from dovetail.capture.changes import InputChanges, Reshaped, accesses_of
 from dovetail.capture.copies_or_views import expect_copies
-from dovetail.capture.engine import gradients_of, without_backward
+from dovetail.capture.engine import Root, gradients_of, roots_of, without_backward
 from dovetail.capture.functionalize import Functionalizer
 from dovetail.capture.inputs import InputMaker, InputSpec, constant_stand_in
 from dovetail.capture.left_modes import modes_left, unknown_before
@@ -113,6 +113,12 @@ class Recording:
 
     def run_forward(self, function: Callable[..., Sequence[object]], set_anyway: Collection[str] = ()) -> None:
         """Record `function(*inputs)`, which returns a flat sequence. set_anyway: see `left_modes`."""
+        with self.recorder.reals.lent():
+            self._record_forward(function, set_anyway)
+        tensors = [s.seen for s in self.stand_ins if isinstance(s.seen, torch.Tensor) and is_fake(s.seen)]
+        self._versions = [(tensor, version_of(tensor)) for tensor in tensors if not tensor.is_inference()]
+
+    def _record_forward(self, function: Callable[..., Sequence[object]], set_anyway: Collection[str]) -> None:
         with self._recording(), without_backward(self.origins), modes_left(self.left_modes, set_anyway):
             self.recorder.switches.update(unknown_before(set_anyway))
             results = list(function(*[item.seen for item in self.stand_ins[: len(self.specs)]]))
@@ -127,14 +133,13 @@ class Recording:
             functional.at_phase(Phase.FORWARD)
             self._analyse(results, functional)
         self._forward_end = functional
-        tensors = [s.seen for s in self.stand_ins if isinstance(s.seen, torch.Tensor) and is_fake(s.seen)]
-        self._versions = [(tensor, version_of(tensor)) for tensor in tensors if not tensor.is_inference()]
 
     def _analyse(self, results: list[object], functional: Functionalizer) -> None:
         self.visible = self._visible(results)
         self.changes = changes = InputChanges.of(self.stand_ins, self.recorder, functional)
         leaves = [s.leaf for s in self.stand_ins if s.leaf is not None]
         self.outputs = analyse_outputs(results, self.stand_ins, leaves, changes, self.recorder, functional)
+        self._roots = roots_of(self.outputs.tensors)
 
     def _note_constants(self, results: list[object]) -> None:
         """Real tensors that the program closed over, or returns, become inputs."""
@@ -145,7 +150,7 @@ class Recording:
                     self.recorder.value_of(tensor)
         known = len(self.stand_ins) - len(self.specs) - self._extras
         for tensor, value in self.recorder.constants[known:]:
-            self.stand_ins.append(constant_stand_in(tensor, value, *self.recorder.met[value]))
+            self.stand_ins.append(constant_stand_in(self.recorder.reals.of(tensor), value))
         self._forward_constants = len(self.recorder.constants)
 
     def note_checks(self) -> None:
@@ -200,7 +205,8 @@ class Recording:
         forward = self.recorder.nodes
         self.recorder.nodes = list(forward)
         try:
-            yield
+            with self.recorder.reals.lent():
+                yield
         finally:
             self.recorder.nodes, self.recorder.phase = forward, Phase.FORWARD
             for tensor, version in self._versions:  # backward may have written inputs
@@ -296,9 +302,9 @@ class Recording:
         parts, layout = take_apart(gradient)
         return [(layout, part) for part in parts]
 
-    def _ends(self, arriving: Mapping[int, torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def _ends(self, arriving: Mapping[int, torch.Tensor]) -> list[tuple[Root, torch.Tensor]]:
         """Where gradients arrive, as autograd sees it: at outputs, and at wrappers of outputs."""
-        ends, packed = list[tuple[torch.Tensor, torch.Tensor]](), set[int]()
+        ends, packed = list[tuple[Root, torch.Tensor]](), set[int]()
         for pack, wrapper in zip(self.outputs.plan.packs, self.outputs.wrappers, strict=True):
             packed.update(pack.slots)
             if all(slot in arriving for slot in pack.slots):
@@ -307,7 +313,7 @@ class Recording:
         for slot, tangent in arriving.items():
             if slot not in packed:
                 steps = reshaped[slot].steps if slot in reshaped else ()
-                ends.append((self.outputs.tensors[slot], replay(tangent, steps)))
+                ends.append((self._roots[slot], replay(tangent, steps)))
         self.recorder.views.lay_out(end for end, _ in ends)
         return ends
 
@@ -361,18 +367,12 @@ class Recording:
     @property
     def forward_constants(self) -> list[tuple[str, torch.Tensor]]:
         """The real tensors that forward met, by name, in order: they follow the declared inputs."""
-        met = self.recorder.constants[: self._forward_constants]
-        return [(value.name, tensor) for tensor, value in met]
+        return [(value.name, x) for x, value in self.recorder.constants[: self._forward_constants]]
 
     @property
-    def constant_names(self) -> list[str]:
-        """Names of `constants`."""
-        return [value.name for _, value in self.recorder.constants]
-
-    @property
-    def constants(self) -> list[torch.Tensor]:
-        """The real tensors that are passed in after the declared inputs."""
-        return [tensor for tensor, _ in self.recorder.constants]
+    def constants(self) -> dict[str, torch.Tensor]:
+        """The real tensors that are passed in after the declared inputs, by name."""
+        return {value.name: tensor for tensor, value in self.recorder.constants}
 
     @contextlib.contextmanager
     def in_region(self) -> Iterator[None]:

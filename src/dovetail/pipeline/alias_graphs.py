@@ -199,7 +199,7 @@ class AliasGraphs:
 
     def _learn(self, recording: Recording) -> None:
         """Add what a recording does to what is known of the function."""
-        self._closed_over.update(zip(recording.constant_names, recording.constants, strict=True))
+        self._closed_over.update(recording.constants)
         merged = self._accesses.merge(recording.accesses())
         if merged != self._accesses:
             self._accesses = merged

@@ -335,7 +335,7 @@ class _GraphCompiler:
             dump.text("wrapper", wrapper_source(self._recording.outputs.plan, split.forward)[0])
 
     def _constant(self, name: str) -> torch.Tensor:
-        return dict(zip(self._recording.constant_names, self._recording.constants, strict=True))[name]
+        return self._recording.constants[name]
 
     def _backward_for(self, pattern: Pattern) -> CompiledBackward:
         for slot, refusal in self._refused.items():

@@ -154,7 +154,7 @@ class MethodRecorder:
     def _refuse_sharing(self, recording: Recording, inputs: Sequence[Any]) -> None:
         """The program must be right for any arguments that share no memory: other sharing is not looked for."""
         names = [s.declared.name for s in recording.stand_ins]
-        arguments = [*inputs, *recording.constants]
+        arguments = [*inputs, *recording.constants.values()]
         alias_pattern = alias_pattern_of(arguments, recording.accesses(), names, wants_gradient=False)
         if alias_pattern != APART:
             what = alias_pattern.groups and [names[member.argument] for member in alias_pattern.groups[0].members]
