@@ -60,6 +60,11 @@ def _only_read(state: State, x: Tensor) -> tuple[Tensor, ...]:
     return state.b * x.detach(), state.a * 3 * state.b
 
 
+def _saved_with_a_history(state: State, x: Tensor) -> tuple[Tensor, ...]:
+    state.a.mul_(x)
+    return x * 2, state.a * x
+
+
 def _in_a_region(state: State, x: Tensor) -> tuple[Tensor, ...]:
     def region(x: Tensor) -> Tensor:
         return (x * state.a).exp()
@@ -76,6 +81,7 @@ FUNCTIONS: list[Function] = [
     _through_a_view,
     _of_two,
     _saved,
+    _saved_with_a_history,
 ]
 LOSSES: list[Callable[[tuple[Tensor, ...]], Tensor]] = [
     lambda results: results[0].sum(),

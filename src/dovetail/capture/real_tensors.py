@@ -8,7 +8,7 @@ What autograd knows of such a tensor is lent to a recording, and is as before on
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,7 +80,7 @@ class RealTensors:
 
     def __init__(self) -> None:
         self._met: dict[int, Met] = {}
-        self._left: dict[int, int] = {}
+        self._left: list[_Left] = []
 
     def meet(self, tensor: torch.Tensor) -> None:
         """A recording meets this one, and keeps it alive."""
@@ -93,25 +93,58 @@ class RealTensors:
     @contextmanager
     def lent(self) -> Iterator[None]:
         """While active, they have counted the writes that earlier recordings have left; afterwards they are as now."""
-        own = {key: version_of(self._met[key].tensor) for key in self._left}
-        for key in own:
-            set_version(self._met[key].tensor, self._left[key])
+        known = {id(left.tensor) for left in self._left}
+        with ExitStack() as stack:
+            for left in self._left:  # the versions first: some may count with others that are met from here on
+                stack.callback(set_version, left.tensor, version_of(left.tensor))
+            stack.callback(self._put_back, known)
+            for left in self._left:
+                stack.enter_context(left.again())
+            stack.callback(self._note)
+            yield
+
+    def _note(self) -> None:
+        counting = [met.tensor for met in self._met.values() if not met.tensor.is_inference()]
+        self._left = [_Left(tensor, version_of(tensor), tensor.grad_fn is not None) for tensor in counting]
+
+    def _put_back(self, known: set[int]) -> None:
+        new = [self._met[id(left.tensor)] for left in self._left if id(left.tensor) not in known]
+        for met in new:
+            met.put_back()
+        for met in new:
+            set_version(met.tensor, met.version)
+
+
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """A real tensor as a recording has left it. has_history: of that recording."""
+
+    tensor: torch.Tensor
+    version: int
+    has_history: bool
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """While active, it counts as many writes, and has some history, which nodes that have saved it ask for."""
+        tensor = self.tensor
+        set_version(tensor, self.version)
+        if not self.has_history or tensor.grad_fn is not None:
+            yield
+            return
+        requires_grad = tensor.requires_grad
+        with torch.enable_grad():
+            graft(tensor.requires_grad_(False), _bare(tensor).requires_grad_())
         try:
             yield
         finally:
-            known = {key: met for key, met in self._met.items() if not met.tensor.is_inference()}
-            self._left = {key: version_of(met.tensor) for key, met in known.items()}
-            new = [met for key, met in known.items() if key not in own]
-            for met in new:
-                met.put_back()
-            for met in new:
-                set_version(met.tensor, met.version)
-            for key, version in own.items():  # may count with others that were met since
-                set_version(self._met[key].tensor, version)
+            tensor.detach_().requires_grad_(requires_grad)
 
 
 def _like(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor without contents that has the history of another one."""
     with above_autograd(), without_modes(), torch.enable_grad():
-        bare = torch.empty_strided(tensor.shape, [0] * tensor.dim(), dtype=tensor.dtype, device=tensor.device)
-        return graft(bare, tensor)
+        return graft(_bare(tensor), tensor)
+
+
+def _bare(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, [0] * tensor.dim(), dtype=tensor.dtype, device=tensor.device)
