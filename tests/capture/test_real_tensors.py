@@ -183,3 +183,26 @@ def test_detaching_what_has_a_history_is_refused() -> None:
     with pytest.raises(UnsupportedInputMutation, match="detach_"):
         dovetail.compile(function)(torch.ones(4, requires_grad=True))
     assert not hidden.is_leaf
+
+
+@pytest.mark.parametrize("holds_base", [True, False])
+def test_views_without_a_history(holds_base: bool) -> None:
+    mine, theirs = State(), State()
+
+    def function(state: State, x: Tensor) -> Tensor:
+        state.a.mul_(x)
+        return state.a * 2 + (state.b[1::2] if holds_base else 0)
+
+    compiled = dovetail.compile(function)
+    for number in range(8):
+        results = []
+        for state, call in ((mine, compiled), (theirs, function)):
+            x = torch.full((4,), 1.0 + number, requires_grad=number > 1)
+            state.b = torch.arange(8.0)
+            state.a = state.b[::2]
+            result = call(state, x)
+            if number > 1:
+                (result.sum() + state.a.sum()).backward()
+            results.append([result.detach(), x.grad, state.b.detach(), state.a.requires_grad])
+        for got, wanted in zip(*results, strict=True):
+            assert torch.equal(got, wanted) if isinstance(wanted, Tensor) else got == wanted, number

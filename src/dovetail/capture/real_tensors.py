@@ -59,14 +59,7 @@ class Met:
             raise UnsupportedInputMutation(what="a view of a tensor with a gradient history", name=name)
 
     def put_back(self) -> None:
-        """Let the tensor have its first history again. Of a view, a new one stays until the program has run."""
-        if self.tensor.grad_fn is self.grad_fn:
-            return
-        base = viewed_tensor(self.tensor)
-        if base is not self.tensor:
-            if not self.requires_grad:
-                base.detach_()
-            return
+        """Let the tensor have its first history again."""
         self.tensor.detach_()
         if self.path is None:
             self.tensor.requires_grad_(self.requires_grad)
@@ -108,9 +101,14 @@ class RealTensors:
         self._left = [_Left(tensor, version_of(tensor), tensor.grad_fn is not None) for tensor in counting]
 
     def _put_back(self, known: set[int]) -> None:
+        """Of written views, and of what they are views of, the history stays until the program has run."""
         new = [self._met[id(left.tensor)] for left in self._left if id(left.tensor) not in known]
-        for met in new:
-            met.put_back()
+        changed = [met for met in new if met.tensor.grad_fn is not met.grad_fn]
+        bases = {id(met.tensor): id(viewed_tensor(met.tensor)) for met in changed}
+        viewed = {base for tensor, base in bases.items() if base != tensor}
+        for met in changed:
+            if viewed.isdisjoint((id(met.tensor), bases[id(met.tensor)])):
+                met.put_back()
         for met in new:
             set_version(met.tensor, met.version)
 

@@ -7,12 +7,15 @@ slots of Python's state that are handed in with the arguments.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 from dovetail.frontends.handed_state import STATE
 from dovetail.frontends.structure import Made, Structure, changes, classes_in, unflatten
+from dovetail.reach.guard import PythonGuard
 from dovetail.reach.read_slots import ReadSlot, held_alone, slots_put
 from dovetail.reach.reads import Reads
 from dovetail.reach.values import is_heap_type
@@ -23,17 +26,31 @@ class ObjectSeen(Exception):
     """Code may have seen which object it was given: it has to get the user's."""
 
 
+class TensorsSeen(Exception):
+    """Code has found tensors that are inputs in other places as well, where they are not those that it was given.
+
+    slots: these places.
+    """
+
+    def __init__(self, slots: Sequence[ReadSlot]) -> None:
+        super().__init__()
+        self.slots = slots
+
+
 class ArgumentObjects:
     """See the module docstring. unread: leaves that the first recording has not read; None before it.
 
-    items: what was put together, until the next time.
+    items: what was put together, until the next time. given, to be set: what is an input, in the recorded call.
     """
 
     def __init__(self, structure: Structure, state: Mapping[str, ReadSlot] | None = None) -> None:
-        """structure: of the arguments. state: slots that are handed in with them, see `handed_state`."""
+        """structure: of the arguments. state: slots that are handed in with them, see `handed_state`; None where none
+        may be.
+        """
         self.unread: frozenset[int] | None = None
         self._structure = structure
-        self._state = state or {}
+        self._state, self._hands_in = state or {}, state is not None
+        self.given: Sequence[Any] = ()
         self._args: tuple[Any, ...] = ()
         self._kwargs: dict[str, Any] = {}
         self._held: dict[str, Any] = {}
@@ -96,9 +113,17 @@ class ArgumentObjects:
         elif not self.unread.isdisjoint(read):
             raise ObjectSeen
 
+    def look_elsewhere(self, guard: PythonGuard) -> None:
+        """Find out whether inputs were found in other slots. guard: of what was read. Raises: TensorsSeen."""
+        given = {id(item) for item in self.given if isinstance(item, torch.Tensor)} if self._hands_in else ()
+        known = {slot.key for slot in self._state.values()}
+        found = [slot for slot in guard.slots_of(given) if slot.key not in known] if given else []
+        if found:
+            raise TensorsSeen(found)
+
     def forget(self) -> None:
         """Nothing more is asked about this recording."""
-        self._args, self._kwargs, self._made, self.items = (), {}, [], []
+        self._args, self._kwargs, self._made, self.items, self.given = (), {}, [], [], ()
 
 
 def _may_have_read(reads: Reads, item: Any, name: str) -> bool:

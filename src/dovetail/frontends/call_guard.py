@@ -72,6 +72,7 @@ class CallGuard:
         self._without_gradient = without_gradient
         self._sizes = sizes
         self._ids = list(map(id, tensors))
+        self._also_read = reads.tensors.intersection(self._ids)
         self._surely_are = None if self._same is None or self._flags else self._same.surely_are
 
     def inputs(self, leaves: Sequence[Any], structure: Structure) -> list[Any] | None:
@@ -81,7 +82,7 @@ class CallGuard:
         tensors = [*self._tensor_leaves(leaves), *self._held.now()]
         surely = self._surely_are
         is_sure = surely is not None and surely(*tensors) and len(set(map(id, tensors))) == len(tensors)
-        if not is_sure and not self._are_alike(tensors):
+        if (not is_sure and not self._are_alike(tensors)) or self._are_read(tensors):
             return None
         inputs = list(self._inputs(tensors))
         if self._sizes is not None and not self._sizes.holds(inputs):
@@ -103,11 +104,12 @@ class CallGuard:
         count, names: of the arguments by place, and by name, none of which is a container.
         """
         expected = self._arguments
-        if self._surely_are is None or expected.attributes or self._without_gradient:
+        if self._surely_are is None or expected.attributes or self._without_gradient or self._also_read:
             return None
         numbers, lifted = self._numbers, expected.lifted
         total, plain, modes, pick_leaves = len(self._ids), expected.plain, self._are_modes, self._tensor_leaves
-        held, are, holds, pick = self._held.now, self._surely_are, self.reads.holds, self._inputs
+        held, are, reads, pick = self._held.now, self._surely_are, self.reads, self._inputs
+        holds = reads.holds
         places = list(pick(range(total)))
         is_in_order, has_held = places == list(range(total)), bool(self._held)
 
@@ -126,7 +128,8 @@ class CallGuard:
                 tensors = pick_leaves(leaves)
             if has_held:
                 tensors = (*tensors, *held())
-            if not are(*tensors) or len(set(map(id, tensors))) != total or not holds():
+            known = reads.tensors
+            if not are(*tensors) or len(known.union(map(id, tensors))) != total + len(known) or not holds():
                 return None
             found = tensors if is_in_order else pick(tensors)
             if numbers is None:
@@ -181,7 +184,7 @@ class CallGuard:
             told = difference(known, kind_of(tensor, has_sizes=self._sizes is None), label)
             if told:
                 return told
-        if not self._has_pattern(list(map(id, tensors))):
+        if not self._has_pattern(list(map(id, tensors))) or self._are_read(tensors):
             return "which tensors are the same object changed"
         inputs = self._inputs(tensors)
         if self._sizes is not None and not self._sizes.holds(inputs):
@@ -206,6 +209,14 @@ class CallGuard:
         except RuntimeError:  # it has no strides, or no shape yet
             return False
         return all(tensors[number].is_leaf is is_leaf for number, is_leaf in self._flags)
+
+    def _are_read(self, tensors: Sequence[Any]) -> bool:
+        """Whether some are tensors that the code has found elsewhere, where those of the recorded call were not."""
+        known = self.reads.tensors
+        return bool(known) and not known.isdisjoint(map(id, tensors)) and not self._were_read(known, tensors)
+
+    def _were_read(self, known: Collection[int], tensors: Sequence[Any]) -> bool:
+        return all(id(tensor) in self._also_read for tensor in tensors if id(tensor) in known)
 
     def _has_pattern(self, ids: Sequence[int]) -> bool:
         if not self._has_twins:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from dovetail.torch_compat.sparse import form_of
 @dataclass(frozen=True, slots=True)
 class Call:
     """modules: by name. slots: where they hold tensors. tensors: what is there. leaves: the arguments. state: slots of
-    what is handed in with them.
+    what is handed in with them; None where nothing may be.
 
     A *place* counts among `everything`.
     """
@@ -31,7 +31,7 @@ class Call:
     leaves: list[Any]
     structure: Structure
     has_matrices: bool = True
-    state: Mapping[str, ReadSlot] = field(default_factory=dict)
+    state: Mapping[str, ReadSlot] | None = None
 
     @staticmethod
     def of(
@@ -53,7 +53,7 @@ class Call:
         known = {id(child) for _, module in modules for child in module.modules()}
         modules += [(name, module) for name, module in more if id(module) not in known]
         slots = [slot for slot in tensor_slots(modules) if has_matrices or form_of(slot.read()) is None]
-        return Call(modules, slots, [slot.read() for slot in slots], leaves, structure, has_matrices, state or {})
+        return Call(modules, slots, [slot.read() for slot in slots], leaves, structure, has_matrices, state)
 
     def again(self, target: Callable[..., Any], modules: Sequence[Named]) -> Call:
         """The same call with more modules. Raises: UnsupportedTensor."""

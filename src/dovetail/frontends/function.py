@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from dovetail.capture.exclusive import RECORDING, RUNNING, is_part_of_a_step
+from dovetail.capture.exclusive import RUNNING, is_part_of_a_step
 from dovetail.capture.recording import Recording
 from dovetail.execute.graph import CompiledGraph
 from dovetail.frontends.copies import reduced
@@ -124,20 +124,11 @@ class CompiledFunction:
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Compile for these arguments without running."""
-        leaves, structure = self._captures.flat(args, kwargs)
-        with RECORDING:
-            if self._cache.find(leaves, structure) is None:
-                self._captures.is_call = False
-                try:
-                    self._captures.added(leaves, structure)
-                finally:
-                    self._captures.is_call = True
+        self._captures.prepare(args, kwargs)
 
     def record(self, *args: Any, **kwargs: Any) -> tuple[Recording, tuple[int, ...]]:
         """Record for these arguments, without compiling; and how often each of its inputs was passed."""
-        leaves, structure = self._captures.flat(args, kwargs)
-        with RECORDING:
-            return self._captures.recorded(leaves, structure)
+        return self._captures.recorded(args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if "_target" not in self.__dict__:  # while it is copied

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 
@@ -16,7 +16,7 @@ from dovetail.capture.recording_context import wants_known_sizes
 from dovetail.errors import BadOptionValue, CaptureFailed, DataDependentControlFlow, DovetailError, PythonSideEffect
 from dovetail.execute.changed_words import changed_word_with
 from dovetail.execute.graph import CompiledGraph
-from dovetail.frontends.argument_objects import ObjectSeen
+from dovetail.frontends.argument_objects import ObjectSeen, TensorsSeen
 from dovetail.frontends.call_guard import CallGuard, QuickInputs
 from dovetail.frontends.described_call import Call
 from dovetail.frontends.donation import Donation
@@ -41,6 +41,7 @@ class FunctionRunner:
 
 
 FunctionVariant: TypeAlias = Variant[CallGuard, FunctionRunner]
+R = TypeVar("R")
 Ready: TypeAlias = tuple[CompiledGraph, Sequence[Any], Structure]
 
 
@@ -119,7 +120,7 @@ class FunctionCaptures:
                 try:
                     found = self.added(leaves, structure)
                 except DovetailError as error:
-                    if self._takes_less(error, structure, undone):
+                    if self._takes_more(error) or self._takes_less(error, structure, undone):
                         continue
                     for undo in undone:  # it was not for that
                         undo()
@@ -157,6 +158,11 @@ class FunctionCaptures:
         for variant in variants if is_new else ():  # no call is for it any more
             self._cache.drop(variant)
         return is_new
+
+    def _takes_more(self, error: DovetailError) -> bool:
+        """Hand in what code has found in slots, if it is an input. Whether that is new."""
+        seen = error.__cause__
+        return isinstance(seen, TensorsSeen) and self._state.take(seen.slots, self.classes.open)
 
     def _takes_less(self, error: DovetailError, structure: Structure, undone: list[Callable[[], None]]) -> bool:
         """Take objects apart, or hand tensors in, no more: the code may not do with it. Whether that is new.
@@ -221,13 +227,45 @@ class FunctionCaptures:
             lifted = self._numbers.lifted(leaves)
             try:
                 return self._captured(call, lifted)
-            except DovetailError:
-                if not lifted:
+            except DovetailError as error:
+                if not lifted or isinstance(error.__cause__, TensorsSeen):
                     raise
             self._numbers.refuse(lifted)
 
-    def recorded(self, leaves: list[Any], structure: Structure) -> tuple[Recording, tuple[int, ...]]:
+    def prepare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Capture a program for a call that is not made, if there is none. Raises: DovetailError."""
+
+        def prepared(leaves: list[Any], structure: Structure) -> None:
+            if self._cache.find(leaves, structure) is None:
+                self.added(leaves, structure)
+
+        self.is_call = False
+        try:
+            self._attempted(args, kwargs, prepared)
+        finally:
+            self.is_call = True
+
+    def recorded(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Recording, tuple[int, ...]]:
         """A recording of a call, and how often each of its inputs was passed. Raises: DovetailError."""
+        return self._attempted(args, kwargs, self._recorded)
+
+    def _attempted(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], attempt: Callable[[list[Any], Structure], R]
+    ) -> R:
+        """What an attempt gives that takes of a call what the code can do with. Raises: DovetailError."""
+        undone = list[Callable[[], None]]()
+        with RECORDING:
+            while True:
+                leaves, structure = self.flat(args, kwargs)
+                try:
+                    return attempt(leaves, structure)
+                except DovetailError as error:
+                    if not self._takes_more(error) and not self._takes_less(error, structure, undone):
+                        for undo in undone:
+                            undo()
+                        raise
+
+    def _recorded(self, leaves: list[Any], structure: Structure) -> tuple[Recording, tuple[int, ...]]:
         described, dynamic = self._described(leaves, structure), self._options.dynamic
         call, recorder, variant, inputs = self._capture(described, unknown_sizes=True, dynamic=dynamic)
         recorder.put_back()
@@ -251,7 +289,8 @@ class FunctionCaptures:
 
     def _described(self, leaves: list[Any], structure: Structure) -> Call:
         found = [(name, module) for name, ref in self._found_modules if (module := ref()) is not None]
-        return Call.of(self._target, leaves, structure, found, state=self._state.slots)
+        state = None if self._donation.wishes else self._state.slots
+        return Call.of(self._target, leaves, structure, found, state=state)
 
     def _capture_and_select(
         self, call: Call, lifted: LiftedNumbers, *, unknown_sizes: bool = False, dynamic: bool = True

@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import torch
+
 from dovetail.reach.read_slots import ReadSlot, held_alone
 
 STATE = "\0state"
@@ -35,7 +37,11 @@ class HandedState:
         """
         found = {slot.key: slot for slot in changed if slot.key not in self._names}
         self._shown.update(found.keys())
-        new = [slot for key, slot in found.items() if self._shown[key] >= _ENOUGH]
+        return self.take([slot for key, slot in found.items() if self._shown[key] >= _ENOUGH], open_class)
+
+    def take(self, slots: Iterable[ReadSlot], open_class: Callable[[type], object]) -> bool:
+        """From now on, what these hold is handed in, too. Whether that is new."""
+        new = [slot for slot in slots if slot.key not in self._names]
         for slot in new:
             name = self._names[slot.key] = str(len(self._names))
             self.slots[name] = slot
@@ -58,8 +64,10 @@ class HandedState:
         return {**kwargs, STATE: held} if held else kwargs
 
     def leave(self) -> frozenset[str]:
-        """From now on nothing is handed in that was; answers what that is."""
-        left = frozenset(self.slots.keys() - self._left)
+        """From now on no container is handed in that was; nor a tensor, if none was. Answers what is left."""
+        handed = self.slots.keys() - self._left
+        containers = {name for name in handed if not isinstance(self.slots[name].read(), torch.Tensor)}
+        left = frozenset(containers or handed)
         self._left |= left
         return left
 

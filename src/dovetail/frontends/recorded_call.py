@@ -98,11 +98,8 @@ class CallRecorder:
         everything = described.everything
         for place, item in enumerate(everything):
             checked_name(described.slots, place, item)
-        self._target = target
-        self._taken_apart = taken_apart
-        self.reads = PythonGuards()
-        self.gradients_read: set[int] = set()
-        self._watches = watches
+        self._target, self._taken_apart, self._watches = target, taken_apart, watches
+        self.reads, self.gradients_read = PythonGuards(), set[int]()
         self._modules, self._slots, self._spec = described.modules, described.slots, described.structure
         self.sources = tuple(described.distinct_tensors())
         place_of = {id(everything[source]): place for place, source in enumerate(self.sources)}
@@ -149,7 +146,7 @@ class CallRecorder:
         self._with_gradient = frozenset(n for n, x in enumerate(inputs) if _has_gradient(x))
         are_sizes = self.numbers.are_sizes
         mode = new_fake_mode(new_shape_env() if dims or unknown_sizes or are_sizes else None)
-        names = self.numbers.names
+        names, self.objects.given = self.numbers.names, inputs
         own = inputs[: len(self.sources) + len(names)]
         self._given = {
             n: dict(attributes_of(inputs[n])) for n in self._leaf_places if n is not None and n < len(self.sources)
@@ -304,7 +301,9 @@ class CallRecorder:
         self.changed = changes
         if self._watches:
             lifted = self.objects.lifted.union(slot.key for slot in self.numbers.slots)
-            self.reads.add(watcher.guard(others=self.objects.items, lifted=lifted))
+            guard = watcher.guard(others=self.objects.items, lifted=lifted)
+            self.objects.look_elsewhere(guard)
+            self.reads.add(guard)
         self.objects.forget()
 
     def _refuse_left(self, changes: Sequence[ReadChange], stand_ins: Sequence[Any], held: Sequence[Any]) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import operator
 import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from gc import get_referents  # of a class's `__dict__`: the dictionary behind it
 from itertools import chain, repeat
@@ -147,7 +147,7 @@ class PythonGuard:
         every = [container for container, _ in slots.containers]
         self._levels = levels_of(values, slots.snapshot, self._containers, every, keeps_tuples=self._is_bound)
         tensors = [] if self._is_bound else [tensor for level in self._levels for tensor in level.tensors]
-        self._tensors = SameTensors(tensors) if tensors else None
+        self.tensors, self._tensors = frozenset(map(id, tensors)), SameTensors(tensors) if tensors else None
 
     @property
     def is_alive(self) -> bool:
@@ -166,6 +166,10 @@ class PythonGuard:
     def changed_tensors(self) -> list[ReadSlot]:
         """The slots that were read and hold other tensors now; also where those that they held are gone."""
         return [] if self._slots is None else self._slots.changed_tensors()
+
+    def slots_of(self, tensors: Collection[int]) -> list[ReadSlot]:
+        """The slots in which such tensors were found, themselves or in plain containers. tensors: by their ids."""
+        return [] if self._slots is None else self._slots.of(tensors)
 
     def holds(self) -> bool:
         """Whether everything is as it was."""

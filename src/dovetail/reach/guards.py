@@ -13,12 +13,13 @@ class PythonGuards:
     """The guards of one program: of what it is bound to, of its recording, and of what was recorded of it later.
 
     unrepeated: how the recording has left what it read, "" for as it was. A program does not do so again: they do
-    not hold, even where everything is as it was.
+    not hold, even where everything is as it was. tensors: those that are to be the very ones, by their ids.
     """
 
     def __init__(self, guards: Sequence[PythonGuard] = (), changed_word: ChangedWord | None = None) -> None:
         """changed_word: for guards that ask machine code."""
         self.guards: list[PythonGuard] = []
+        self.tensors = frozenset[int]()
         self._changed_word = changed_word
         for guard in guards:
             self.add(guard)
@@ -34,6 +35,7 @@ class PythonGuards:
         """Something more was recorded."""
         guard.ask_memory(self._changed_word)
         self.guards.append(guard)
+        self.tensors |= guard.tensors
 
     def holds(self) -> bool:
         """Whether everything that was read is as it was."""

@@ -7,7 +7,7 @@ recording, the slot then holds a number that is traced, or tensors without conte
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -89,6 +89,10 @@ class ReadSlots:
         """The slots that hold other tensors or objects than they did, themselves or in plain containers."""
         pairs = [(slot, known, slot.read()) for slot, known in self._others]
         return [slot for slot, known, value in pairs if held_alone(value) is not None and _identities(value) != known]
+
+    def of(self, tensors: Collection[int]) -> list[ReadSlot]:
+        """The slots in which such tensors were found. tensors: by their ids."""
+        return [slot for slot, known in self._others if not set(known).isdisjoint(tensors)]
 
 
 def held_alone(value: Any) -> list[Any] | None:

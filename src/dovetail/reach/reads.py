@@ -28,7 +28,7 @@ from dovetail.reach.modules import Modules
 from dovetail.reach.past_reports import WHOLE, PastReports
 from dovetail.reach.run_codes import RunCodes
 from dovetail.reach.slots import NamesOf, PartOf, in_slot, settings_of_decimals, sources_of_levels, tables_asked
-from dovetail.reach.stand_ins import is_stand_in
+from dovetail.reach.stand_ins import class_in_eager_mode, is_stand_in
 from dovetail.reach.unshown import Unshown
 from dovetail.reach.values import (
     LOOKED_FOR,
@@ -133,7 +133,7 @@ class Reads:
             elif is_compared_by_contents(item):
                 held = self.snapshot.take(item)
                 left += held
-                if issubclass(kind, defaultdict):
+                if issubclass(kind, defaultdict) and class_in_eager_mode(item) is kind:
                     self._slot(item, "default_factory", _FACTORY)
                 self._modules.held_by(item, held)
                 self.holders[id(item)] = (holder, gc.is_tracked(item))

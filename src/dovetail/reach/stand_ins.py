@@ -29,7 +29,7 @@ from dovetail.reach.codes import asks_class, names_of
 from dovetail.torch_compat.data_sizes import without_hint
 from dovetail.torch_compat.fakes import is_fake
 from dovetail.torch_compat.hidden_fakes import naming_classes
-from dovetail.torch_compat.traced_numbers import plain_float
+from dovetail.torch_compat.traced_numbers import is_traced, plain_float
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -73,14 +73,21 @@ def _int(item: Any, *more: Any) -> Any:
     number = _number_in(item)
     if isinstance(number, torch.SymInt) and not more:
         return number
-    return math.trunc(number) if isinstance(number, torch.SymFloat) and not more else int(number, *more)
+    is_followed = isinstance(number, torch.SymFloat) or _is_traced_answer(number)
+    return math.trunc(number) if is_followed and not more else int(number, *more)
 
 
 def _float(item: Any) -> Any:
     number = _number_in(item)
     if isinstance(number, torch.SymFloat):
         return plain_float(number)
+    if _is_traced_answer(number):
+        return number / 1
     return torch.sym_float(number) if isinstance(number, torch.SymInt) else float(number)
+
+
+def _is_traced_answer(number: Any) -> bool:
+    return isinstance(number, torch.SymBool) and is_traced(number)
 
 
 def _len(item: Any) -> Any:

@@ -1,0 +1,137 @@
+"""Code that asks whether two tensors are one (`p is model.bias`) is told what eager mode tells."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dovetail
+
+CALLS = 12
+Case = tuple[Callable[..., Any], Callable[[int], tuple[Any, ...]]]
+
+
+class State:
+    """Whose attributes a user sets."""
+
+    def __init__(self, **held: Any) -> None:
+        vars(self).update(held)
+
+
+def _decayed_but_for_biases() -> Case:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def loss(x: Tensor) -> Tensor:
+        weights = [p for group in optimizer.param_groups for p in group["params"] if p is not model.bias]
+        return model(x).sum() + sum(p.square().sum() for p in weights)
+
+    return loss, lambda n: (torch.ones(2, 4) * n,)
+
+
+def _kept_by_name() -> Case:
+    model, state = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), State()
+
+    def function(x: Tensor) -> Tensor:
+        y = model(x)
+        for parameter in model.parameters():
+            y = y + parameter.sum() * (2 if parameter is state.kept["weight"] else 1)
+        return y
+
+    def arguments(n: int) -> tuple[Any, ...]:
+        state.kept = {"weight": model[n // 5 % 2].weight}
+        return (torch.ones(2, 4),)
+
+    return function, arguments
+
+
+def _cached_for_an_argument() -> Case:
+    state = State(x=None, y=None)
+
+    def function(x: Tensor) -> Tensor:
+        return state.y * 1 if state.x is x else x * 5
+
+    def arguments(n: int) -> tuple[Any, ...]:
+        x, state.y = torch.ones(3), torch.ones(3) * n
+        state.x = x if n % 2 else torch.ones(3)
+        return (x,)
+
+    return function, arguments
+
+
+def _the_same_one_later() -> Case:
+    state = State(held=State(x=torch.ones(4), lock=threading.Lock()))
+
+    def function(x: Tensor) -> Tensor:
+        return x * (2 if state.held.x is x else 3)
+
+    return function, lambda n: (state.held.x if n % 3 == 1 else torch.ones(4),)
+
+
+def _in_a_list() -> Case:
+    state = State(held=[])
+
+    def function(x: Tensor) -> Tensor:
+        return x * sum(2 if x is other else 1 for other in state.held)
+
+    def arguments(n: int) -> tuple[Any, ...]:
+        state.held = [torch.ones(4) for _ in range(3)]
+        return (state.held[n % 3] if n % 4 else torch.ones(4),)
+
+    return function, arguments
+
+
+def _replaced_and_kept() -> Case:
+    state = State(now=torch.ones(4), best=None, other={"x": torch.ones(4)})
+
+    def function(x: Tensor) -> Tensor:
+        return x * (2 if state.now is state.best else 3) + state.other["x"]
+
+    def arguments(n: int) -> tuple[Any, ...]:
+        state.now = torch.ones(4) * n
+        state.other = {"x": state.now if n % 5 == 4 else torch.ones(4)}
+        if n % 4 == 3:
+            state.best = state.now
+        return (torch.ones(4),)
+
+    return function, arguments
+
+
+CASES = [
+    _decayed_but_for_biases,
+    _kept_by_name,
+    _cached_for_an_argument,
+    _the_same_one_later,
+    _in_a_list,
+    _replaced_and_kept,
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__[1:])
+def test_what_is_one_tensor(case: Callable[[], Case]) -> None:
+    function, arguments = case()
+    compiled = dovetail.compile(function, max_variants=12)
+    for number in range(CALLS):
+        given = arguments(number)
+        assert torch.equal(compiled(*given), function(*given)), number
+    assert compiled.stats.captures <= 7, compiled.stats
+    assert not compiled.stats.eager_calls
+
+
+def test_programs_prepared_and_analysed() -> None:
+    model = nn.Linear(4, 4)
+    held = [model.bias]
+
+    def function(x: Tensor) -> Tensor:
+        return model(x) * (2 if held[0] is model.bias else 3)
+
+    compiled, x = dovetail.compile(function), torch.ones(2, 4)
+    compiled.prepare(x)
+    assert torch.equal(compiled(x), function(x))
+    assert compiled.stats.captures == 1
+    assert dovetail.analyse(function, x)
