@@ -72,6 +72,8 @@ class NumberSymbols:
     symbols, of the recorder, for which every size symbol is to be known.
     """
 
+    follows_numpy = False
+
     def __init__(self, facts: dict[str, NumberFact], mode: FakeMode | None = None) -> None:
         """facts: known from recordings before, by their texts; those that are new are added.
 

@@ -6,12 +6,18 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 
 from dovetail.ir.program import Value
 from dovetail.torch_compat.traced_numbers import handle_of, is_traced, number_now
 
 _OF_PYTHON = frozenset((float, int, bool, *(x for x in vars(math).values() if callable(x))))  # which give no other
+
+
+def of_python(number: Any) -> Any:
+    """A number as one of Python's."""
+    return number.item() if isinstance(number, np.generic) else number
 
 
 class NumpyNumbers:
@@ -21,13 +27,19 @@ class NumpyNumbers:
         self._known: set[Value] = set()
         self._computed: set[Value] = set()
 
-    def add(self, number: Any) -> None:
-        """A traced number is one of NumPy's."""
-        self._known.add(handle_of(number))
+    def add(self, value: Value) -> None:
+        """A number is one of NumPy's."""
+        self._known.add(value)
 
-    def computed(self, function: Callable[..., Any], operands: Sequence[Value], made: Value) -> None:
+    def typed(self, value: Value, number: Any) -> Any:
+        """The number that a value is now, as one of NumPy's if it is."""
+        return np.float64(number) if value in self._known and type(number) is float else number
+
+    def computed(self, function: Callable[..., Any], operands: Sequence[Value], made: Value, result: object) -> None:
         """A number was computed."""
-        if self._known and function not in _OF_PYTHON and any(map(self.may_be, operands)):
+        if type(result) is np.float64:
+            self._known.add(made)
+        elif self._known and function not in _OF_PYTHON and any(map(self.may_be, operands)):
             self._computed.add(made)
 
     def may_be(self, value: Any) -> bool:

@@ -26,7 +26,7 @@ from dovetail.capture.guesses import Guesses
 from dovetail.capture.item_log import ItemHints, Results
 from dovetail.capture.known_numbers import KnownNumbers
 from dovetail.capture.number_sizes import NumberSizes
-from dovetail.capture.numpy_numbers import NumpyNumbers
+from dovetail.capture.numpy_numbers import NumpyNumbers, of_python
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.packed_sequences import PackedValues
 from dovetail.capture.records_sharded import RecordsSharded
@@ -59,28 +59,27 @@ class StepRecorder(RecordsSharded):
 
     Attributes: questions, by the number that their guards carry; numbers_now, what each traced number is now; renamed,
     the line that made each tensor object which is another one for a known value, by its identity; refusals, every error
-    that was raised; texts, made of traced numbers; blamed, the input numbers that a refusal is about;
-    moved, values of tensors that got other memory by `.data = ...`; of_graphs, labels of
-    tensors that are part of graphs from before the step, by identity; of_numpy, numbers of NumPy's types;
+    that was raised; texts, made of traced numbers; blamed, the input numbers that a refusal is about; moved, values of
+    tensors that got other memory by `.data = ...`; of_graphs, labels of tensors that are part of graphs from before the
+    step, by identity; of_numpy, numbers of NumPy's types;
     stops_at_weights, whether to stop where a weight is met that was not declared: `UnownedState` is raised.
     """
+
+    follows_numpy = True
 
     def __init__(self, origins: OriginTracker, mode: FakeMode, hints: ItemHints) -> None:
         super().__init__(origins, partial(fake_apart, mode), mode)
         self.meets = False  # those that a step reaches are declared before
-        self.questions: list[Question] = []
+        self.questions, self.renamed = list[Question](), dict[int, Origin]()
         self.numbers_now: dict[str, Plain] = {}
-        self.renamed: dict[int, Origin] = {}
         self.known = KnownNumbers()
         self.packed = PackedValues(self, self.known.learn_number)
         self.refusals: list[DovetailError] = []
         self.guesses = Guesses(hints, origins, self.refusals)
         self._tracker = origins
         self._from_data, self._tokens = set[Value](), dict[float, Any]()
-        self._gradients: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
-        self._computed: dict[object, Value] = {}
-        self._roots: dict[Value, frozenset[str]] = {}
-        self.blamed: frozenset[str] = frozenset()
+        self._gradients, self._computed = dict[int, tuple[torch.Tensor, torch.Tensor | None]](), dict[object, Value]()
+        self._roots, self.blamed = dict[Value, frozenset[str]](), frozenset[str]()
         self.sizes, self.texts = DataSizes(mode, self, self.symbols), Texts()
         self.number_sizes = NumberSizes(self.sizes, self)
         self.moved: set[Value] = set()
@@ -291,14 +290,15 @@ class StepRecorder(RecordsSharded):
         key = (function, *((type(x).__name__, x if isinstance(x, Value) else repr(x)) for x in operands))
         if key in self._computed and not roots:
             return self._computed[key]
-        made = self._number_node(function, operands, getattr(function, "__name__", "number").strip("_"), result)
+        name, now = getattr(function, "__name__", "number").strip("_"), of_python(result)
+        made = self._number_node(function, operands, name, now)
         self._computed[key] = made
         if any(value in self._from_data for value in values):
             self._from_data.add(made)
             self.guesses.add(made, values)
         self._roots[made] = roots
         self.number_sizes.computed(made, function, operands)
-        self.of_numpy.computed(function, values, made)
+        self.of_numpy.computed(function, values, made, result)
         return made
 
     def dtype_of_numpy(self, numbers: Iterable[Any]) -> torch.dtype | None:
@@ -355,10 +355,11 @@ class StepRecorder(RecordsSharded):
         """See `NumberTrace`. Raises: UnsupportedStep for a number that data decide."""
         if not isinstance(handle, Value):
             return number
+        number = self.of_numpy.typed(handle, number)
         long: Plain | None = self.texts.long_number(handle, number)
         if long is not None:
             return long
-        if handle in self._from_data and type(number) is float:
+        if handle in self._from_data and isinstance(number, float):
             self._refuse(
                 what="turns a number that it computes into a plain Python number",
                 why="the number differs in each call, and a program cannot track plain Python numbers",

@@ -66,6 +66,7 @@ from dovetail.torch_compat.checks import (
     symbols,
     traced_maths,
     traced_numbers,
+    traced_sequences,
     values_alone,
     view_nodes,
     zero_tensors,
@@ -127,6 +128,7 @@ COMPILER_CHECKS: tuple[Check, ...] = (
     *symbols.CHECKS,
     *traced_maths.CHECKS,
     *traced_numbers.CHECKS,
+    *traced_sequences.CHECKS,
 )
 
 # What only measuring relies on: a program compiles and runs without it.

@@ -22,12 +22,14 @@ from dovetail.torch_compat.traced_numbers import (
     NumberTrace,
     fixed_number,
     is_traced,
+    plain_float,
     traced_number,
 )
+from dovetail.torch_compat.traced_sequences import SEQUENCE_FUNCTIONS, followed_call
 
 _SYMBOLIC = (torch.SymFloat, torch.SymInt, torch.SymBool)
 _CHOICES = (max, min)
-_OF_MANY = ("fsum", "prod", "sumprod", "dist", "hypot", "frexp", "modf")
+_OF_MANY = ("frexp", "modf", *dict(SEQUENCE_FUNCTIONS)[math])
 _MATHS = tuple(name for name in vars(math) if callable(getattr(math, name)) and name[0] != "_" and name not in _OF_MANY)
 
 
@@ -35,11 +37,11 @@ _MATHS = tuple(name for name in vars(math) if callable(getattr(math, name)) and 
 def traced_maths() -> Iterator[None]:
     """While active, what Python does with traced numbers is noted also where it would ask for plain ones.
 
-    Functions of `math`, `max` and `min` are noted, and so are all operators as Python has them: torch's symbolic ones
-    make `math.floor(a / b)` of `a // b`, which is another number, refuse negative bases of powers, and do not compute
-    with truth values. Code outside torch that asks whether a traced number is a float, say, is told so.
-    What one is as text is up to its trace. NumPy, and tables, ask for the plain number. Copies are the number. Bounds
-    of gradients, which torch makes floats of, stay traced.
+    Functions of `math` and of sequences, `max` and `min` are noted, and so are all operators as Python has them:
+    torch's symbolic ones make `math.floor(a / b)` of `a // b`, which is another number, refuse negative bases of
+    powers, and do not compute with truth values. Code outside torch that asks whether a traced number is a float, say,
+    is told so. What one is as text is up to its trace. Arrays of NumPy, and tables, ask for the plain number. Copies
+    are the number. Bounds of gradients, which torch makes floats of, stay traced.
     """
     changed: list[tuple[Any, str, Any]] = []
 
@@ -63,8 +65,12 @@ def traced_maths() -> Iterator[None]:
             change(symbolic, "__deepcopy__", lambda _: lambda self, memo: self)
             change(symbolic, "__array_ufunc__", lambda _: _plain_function)
             change(symbolic, "__array__", lambda _: _plain_array)
+        change(torch.SymFloat, "item", lambda _: property(_item_of_numpy))
         for name in _MATHS:
             change(math, name, _traced_function)
+        for module, names in SEQUENCE_FUNCTIONS:
+            for name in names:
+                change(module, name, _traced_function_of_sequences)
         for name in ("max", "min"):
             change(builtins, name, _traced_function)
         change(builtins, "isinstance", _instance_question)
@@ -129,12 +135,21 @@ def _hash(before: Callable[[Any], int]) -> Callable[[Any], int]:
 
 
 def _plain_function(self: Any, function: Any, method: str, *args: Any, **kwargs: Any) -> Any:
-    """What NumPy does with traced numbers: as with plain ones, unless another argument knows better."""
+    """What NumPy does with traced numbers, unless another argument knows better: it is noted, if that can be done."""
     if any(map(_takes_ufuncs, (*args, *kwargs.get("out", ())))):
         return NotImplemented
+    found = followed_call(function, args, kwargs) if method == "__call__" else NotImplemented
+    if found is not NotImplemented:
+        return found
     given = [fixed_number(argument) if is_traced(argument) else argument for argument in args]
     named = {name: fixed_number(argument) if is_traced(argument) else argument for name, argument in kwargs.items()}
     return getattr(function, method)(*given, **named)
+
+
+def _item_of_numpy(self: Any) -> Callable[[], Any]:
+    if not is_traced(self) or not self.node.trace.is_of_numpy(self.node.handle):
+        raise AttributeError("item")
+    return lambda: plain_float(self)
 
 
 def _takes_ufuncs(argument: Any) -> bool:
@@ -223,6 +238,16 @@ def _traced_function(function: Callable[..., Any]) -> Callable[..., Any]:
         trace: NumberTrace = first.node.trace
         handle = trace.apply(function, tuple(node.handle for node in given), result)
         return traced_number(trace, handle, result)
+
+    setattr(call, _ORIGINAL, function)
+    return call
+
+
+def _traced_function_of_sequences(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        found = followed_call(function, args, kwargs)
+        return function(*args, **kwargs) if found is NotImplemented else found
 
     setattr(call, _ORIGINAL, function)
     return call

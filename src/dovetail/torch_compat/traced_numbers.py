@@ -32,10 +32,18 @@ _SymNode: Any = SymNode  # its annotations are of what torch's own nodes hold
 
 
 class NumberTrace(Protocol):
-    """Who is told what happens to traced numbers. A handle is whatever the trace knows a number by."""
+    """Who is told what happens to traced numbers. A handle is whatever the trace knows a number by.
+
+    follows_numpy: whether functions of NumPy, and of sequences of numbers, may be among those that are called.
+    """
+
+    follows_numpy: bool
 
     def apply(self, function: Callable[..., Any], operands: tuple[Any, ...], result: Plain) -> Any:
-        """A function of numbers was called with these handles (or plain numbers). Returns: a handle of the result."""
+        """A function of numbers was called with these handles (or plain numbers). Returns: a handle of the result.
+
+        result: may be a number or a truth value of NumPy's, where these are followed.
+        """
 
     def decide(self, handle: Any, answer: bool) -> bool:
         """Whether the number is true is asked, and this is so now. Returns: what is to be answered."""

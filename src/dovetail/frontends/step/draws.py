@@ -252,7 +252,7 @@ class Draws:
         if isinstance(result, _WHOLE) or type(result) in (int, float, bool):
             number = self._recording.draw(as_number(result))
             if isinstance(result, np.float64):
-                self.recorder.of_numpy.add(number)
+                self.recorder.of_numpy.add(handle_of(number))
             self.taken.append(self.made[which])
             self.numbers.known[handle_of(number)] = Ref(which)
             return number

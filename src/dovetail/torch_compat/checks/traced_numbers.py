@@ -19,6 +19,8 @@ from dovetail.torch_compat.symbols import new_shape_env
 class TraceOfTexts:
     """Notes what it is told, as text."""
 
+    follows_numpy = True
+
     def __init__(self) -> None:
         self.told: list[object] = []
 
