@@ -206,3 +206,29 @@ def test_views_without_a_history(holds_base: bool) -> None:
             results.append([result.detach(), x.grad, state.b.detach(), state.a.requires_grad])
         for got, wanted in zip(*results, strict=True):
             assert torch.equal(got, wanted) if isinstance(wanted, Tensor) else got == wanted, number
+
+
+def test_gradients_that_reach_a_leaf_on_two_ways() -> None:
+    leaf, called = torch.ones(2, requires_grad=True), list[type]()
+    history = leaf * 2
+    history.retain_grad()
+    history.register_hook(lambda gradient: called.append(type(gradient)))
+    compiled = dovetail.compile(lambda x: (x * leaf + history * 3).sum())
+    compiled(torch.full((2,), 5.0)).backward()
+    assert leaf.grad is not None
+    assert history.grad is not None
+    assert (leaf.grad.tolist(), history.grad.tolist(), called) == ([11.0, 11.0], [3.0, 3.0], [Tensor])
+
+
+def test_state_that_is_handed_from_call_to_call() -> None:
+    gradients = []
+    for wrap in (dovetail.compile, lambda function: function):
+        weight, state, total = torch.full((3,), 0.3, requires_grad=True), State(), torch.zeros(())
+        state.a = torch.zeros(3)
+        function = wrap(lambda x, weight=weight, state=state: torch.tanh(x * weight + state.a))
+        for number in range(6):
+            state.a = function(torch.ones(3) * number)
+            total = total + state.a.sum()
+        total.backward()
+        gradients.append(weight.grad)
+    assert torch.equal(*gradients)

@@ -18,9 +18,10 @@ from dovetail.ir.calling import GradientFlag, MetadataChange, ReplayStep
 from dovetail.ir.program import Value, symbols_in
 from dovetail.ir.signature import WriteKind
 from dovetail.ops.views import addresses_storage
-from dovetail.torch_compat.autograd import has_hooks, version_counter_classes, version_of
+from dovetail.torch_compat.autograd import version_counter_classes, version_of
 from dovetail.torch_compat.dispatch import Overload
 from dovetail.torch_compat.fakes import is_fake
+from dovetail.torch_compat.tensor_hooks import has_hooks
 
 
 @dataclass(frozen=True, slots=True)

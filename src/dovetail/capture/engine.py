@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -32,7 +32,8 @@ def gradients_of(
     `.grad`; with one in the graph, this does the same, and puts every `.grad` back. Raises: UnsupportedTensor.
     """
     if not _has_reentrant_checkpoint(outputs):
-        return list(torch.autograd.grad(outputs, leaves, arriving, allow_unused=True, retain_graph=True))
+        with _ending_at(leaf for leaf in leaves if isinstance(leaf, GradientEdge)):
+            return list(torch.autograd.grad(outputs, leaves, arriving, allow_unused=True, retain_graph=True))
     if not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
         raise UnsupportedTensor(name="a tensor that it closes over", kind=_HISTORY, hint=_WITHOUT)
     before = [leaf.grad for leaf in leaves]
@@ -44,6 +45,15 @@ def gradients_of(
     finally:
         for leaf, grad in zip(leaves, before, strict=True):
             leaf.grad = grad
+
+
+@contextlib.contextmanager
+def _ending_at(edges: Iterable[GradientEdge]) -> Iterator[None]:
+    """While active, no gradient flows on from these: what lies behind is asked when the program runs."""
+    with contextlib.ExitStack() as stack:
+        for node in dict.fromkeys(edge.node for edge in edges):
+            stack.callback(node.register_prehook(lambda gradients: (None,) * len(gradients)).remove)
+        yield
 
 
 def roots_of(outputs: Sequence[torch.Tensor | None]) -> list[Any]:

@@ -21,7 +21,7 @@ class NumberFunctions(TorchFunctionMode):
         self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if makes_tensor_of_numbers(func, args):
-            return tensor_of_numbers(args[0], **(kwargs or {}))
+            return tensor_of_numbers(args[0], **keywords_of(func, kwargs or {}))
         if func in INDEXING and isinstance(args[0], torch.Tensor):
             return indexed(func, *selected(args[0], args[1], is_traced_place), args[2:])
         return func(*args, **(kwargs or {}))
@@ -35,6 +35,12 @@ def is_traced_place(item: Any) -> bool:
 def makes_tensor_of_numbers(func: Any, args: Sequence[Any]) -> bool:
     """Whether a call makes a tensor of numbers, some of them traced."""
     return func in _FROM_NUMBERS and len(args) > 0 and _holds_traced(args[0])
+
+
+def keywords_of(func: Any, keywords: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The keywords of a call of such a function, with the dtype of which it makes every number."""
+    is_of_one_dtype = func is torch.scalar_tensor and keywords.get("dtype") is None
+    return {**keywords, "dtype": torch.get_default_dtype()} if is_of_one_dtype else keywords
 
 
 def _holds_traced(item: Any) -> bool:

@@ -39,11 +39,11 @@ from dovetail.ir.convert import scalar_of
 from dovetail.ir.program import Operand, Value, meta_symbols, symbols_in
 from dovetail.ir.signature import InputMutation, OutputRole, UserOutput, WriteKind
 from dovetail.ir.sizes import symbol
-from dovetail.torch_compat.autograd import has_hooks
 from dovetail.torch_compat.dispatch import Overload, schema_of
 from dovetail.torch_compat.fakes import writes_fake
 from dovetail.torch_compat.subclasses import WrapperLayout, is_wrapper, take_apart
 from dovetail.torch_compat.symbols import SYMBOLIC_TYPES
+from dovetail.torch_compat.tensor_hooks import has_hooks
 
 _CONSTANT_TYPES = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 _MAX_VIEW_DEPTH = 200

@@ -20,6 +20,7 @@ from dovetail.ops.grafting import graft
 from dovetail.torch_compat.autograd import set_version, version_of, viewed_tensor
 from dovetail.torch_compat.dispatch import without_modes
 from dovetail.torch_compat.recurrent import above_autograd
+from dovetail.torch_compat.tensor_hooks import without_hooks
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,7 @@ class RealTensors:
         with ExitStack() as stack:
             for left in self._left:  # the versions first: some may count with others that are met from here on
                 stack.callback(set_version, left.tensor, version_of(left.tensor))
+                stack.enter_context(without_hooks(left.tensor))
             stack.callback(self._put_back, known)
             for left in self._left:
                 stack.enter_context(left.again())

@@ -18,7 +18,12 @@ from torch.overrides import TorchFunctionMode
 
 from dovetail.capture.drawn_arrays import is_drawn, tensor_of_drawn
 from dovetail.capture.item_log import FEW
-from dovetail.capture.number_functions import is_traced_place, makes_tensor_of_numbers, tensor_of_numbers
+from dovetail.capture.number_functions import (
+    is_traced_place,
+    keywords_of,
+    makes_tensor_of_numbers,
+    tensor_of_numbers,
+)
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.places import INDEXING, indexed, selected, with_numbers
 from dovetail.capture.python_objects import AS_PYTHON, listed
@@ -168,6 +173,7 @@ class StepFunctions(TorchFunctionMode):
             return tensor_of_drawn(args[0], **keywords, copies=func is torch.tensor)
         if not makes_tensor_of_numbers(func, args):
             return None
+        keywords = keywords_of(func, keywords)
         dtype = self._dtype_of_numpy(_flat(args[0])) if keywords.get("dtype") is None else None
         return tensor_of_numbers(args[0], **(keywords if dtype is None else {**keywords, "dtype": dtype}))
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from dovetail.errors import RefusedOperands
-from dovetail.torch_compat.autograd import has_hooks, set_version, version_of, viewed_tensor
+from dovetail.torch_compat.autograd import set_version, version_of, viewed_tensor
+from dovetail.torch_compat.tensor_hooks import has_hooks
 
 
 def flat_bytes(leader: torch.Tensor, dtype: torch.dtype, length: int, back: int) -> torch.Tensor:

@@ -195,8 +195,9 @@ class _WrapperWriter:
         lines = []
         for name in self._needed_symbols():
             expr = symbol(name)
-            handed_out = expr in self.program.outputs
-            source = f"outs[{self.program.outputs.index(expr)}]" if handed_out else symbol_source(self.program, expr)
+            source = symbol_source(self.program, expr)
+            if source is None and expr in self.program.outputs:  # after all results, residuals are outputs, too
+                source = f"outs[{self.program.outputs.index(expr)}]"
             if source is None:
                 raise UnsupportedOutput(
                     what="a view of a size that is only known when the program runs",

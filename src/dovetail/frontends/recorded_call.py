@@ -37,7 +37,7 @@ from dovetail.frontends.described_call import Call, checked_name
 from dovetail.frontends.held_modules import Named, modules_read
 from dovetail.frontends.inputs import specs_with_parts
 from dovetail.frontends.lifted_numbers import PLAIN_NUMBERS, LiftedNumbers
-from dovetail.frontends.structure import Structure, flatten
+from dovetail.frontends.structure import Structure, flatten, keys_in
 from dovetail.ir.signature import SizeInput, UserInput
 from dovetail.reach.changes import ReadChange
 from dovetail.reach.codes import names_of
@@ -104,8 +104,7 @@ class CallRecorder:
         self.sources = tuple(described.distinct_tensors())
         place_of = {id(everything[source]): place for place, source in enumerate(self.sources)}
         self._leaf_places = [place_of[id(x)] if isinstance(x, torch.Tensor) else None for x in described.leaves]
-        self.numbers = lifted
-        self.facts: dict[str, NumberFact] = {}
+        self.numbers, self.facts = lifted, dict[str, NumberFact]()
         for place, leaf in enumerate(lifted.leaves, len(self.sources)):
             self._leaf_places[leaf] = place
         self._slot_places = [place_of[id(tensor)] for tensor in described.tensors]
@@ -210,6 +209,8 @@ class CallRecorder:
 
     def _call(self, inputs: Sequence[Any]) -> list[Any]:
         results, self._output_spec = flatten(self.objects.call(self._target))
+        if self.numbers and holds_traced(keys_in(self._output_spec)):
+            raise NumberSeen
         if self.objects.are_changed(self._shown(inputs)):
             raise PythonSideEffect(what="changed a container among its arguments")
         return results

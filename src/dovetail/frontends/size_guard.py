@@ -36,6 +36,8 @@ class SizeGuard:
         """The number of each symbol; None when the program is not right for inputs of these shapes."""
         sizes: dict[str, Number] = {}
         pairs = self._pairs(tensors)
+        if not all(isinstance(tensor, torch.Tensor) for _, tensor in pairs):
+            return None
         for meta, tensor in pairs:
             if len(meta.shape) != tensor.dim() or not _bind(meta.shape, tensor.shape, sizes):
                 return None
@@ -62,7 +64,7 @@ class SizeGuard:
 
     def _pairs(self, tensors: Sequence[Any]) -> list[tuple[TensorMeta, torch.Tensor]]:
         pairs = zip(self.inputs, tensors, strict=False)
-        return [(m, t) for m, t in pairs if m is not None and t.layout is torch.strided]
+        return [(m, t) for m, t in pairs if m is not None and getattr(t, "layout", torch.strided) is torch.strided]
 
 
 def shape_of(meta: TensorMeta, sizes: Mapping[str, Number]) -> tuple[int, ...]:

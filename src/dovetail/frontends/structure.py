@@ -186,6 +186,13 @@ def classes_in(structure: Structure) -> set[type]:
     return {parts.cls for parts in structure.objects}.union(*inner)
 
 
+def keys_in(structure: Structure) -> list[Any]:
+    """The keys of dictionaries."""
+    spec = structure.spec if isinstance(structure, WithObjects) else structure
+    keys = list(spec.context) if isinstance(spec.context, list) else []
+    return [*keys, *(key for child in spec.children() for key in keys_in(child))]
+
+
 def changes(tree: object, leaves: list[Any], structure: Structure) -> bool:
     """Whether code has put other things into a tree since it was put together."""
     now, found = flatten(tree, None, _Only(classes_in(structure)))

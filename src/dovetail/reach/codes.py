@@ -160,7 +160,11 @@ _BY_CLASS = frozenset(
 
 
 def _is_of_a_type(before: dis.Instruction | None, instruction: dis.Instruction, after: dis.Instruction | None) -> bool:
-    """Whether an instruction asks for a type: `type(x)` or `x.__class__`, of something else than `self` or `cls`."""
+    """Whether an instruction asks for a type: `type(x)` or `x.__class__`, of something else than `self` or `cls`; or
+    `case int():`.
+    """
+    if instruction.opname == "MATCH_CLASS":
+        return True
     if instruction.opname in _GLOBAL and instruction.argval == "type":
         return after is None or not _is_own_object(after)
     if instruction.opname == "LOAD_ATTR" and instruction.argval == "__class__":

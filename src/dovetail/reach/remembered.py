@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import functools
+import gc
 import inspect
 import itertools
-from collections.abc import Collection, Iterator
-from types import CodeType, FrameType
+from collections.abc import Collection, Iterable, Iterator
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
+
+import torch
+
+from dovetail.torch_compat.fakes import is_fake
 
 _CACHED: Any = type(functools.lru_cache(len))
 
@@ -37,3 +42,32 @@ def _named(frame: FrameType) -> Any:
 
 def _code_of(found: Any) -> CodeType | None:
     return getattr(inspect.unwrap(found), "__code__", None) if isinstance(found, _CACHED) else None
+
+
+def forget_fakes(items: Iterable[Any]) -> None:
+    """Let functions that remember their results forget tensors without contents: they are called again.
+
+    There is no way to take single results out. items: what was met while such tensors were there.
+    """
+    for item in items:
+        if type(item) is _CACHED and _holds_fakes(item):
+            item.cache_clear()
+
+
+def _holds_fakes(function: Any) -> bool:
+    """Whether such a function remembers a tensor without contents, itself or in what holds others."""
+    left, seen = [x for x in gc.get_referents(function) if x is not function.__wrapped__], set[int]()
+    while left and len(seen) < _MOST:
+        item = left.pop()
+        if id(item) in seen or isinstance(item, type | FunctionType | ModuleType):
+            continue
+        seen.add(id(item))
+        if isinstance(item, torch.Tensor):
+            if is_fake(item):
+                return True
+        else:
+            left += gc.get_referents(item)
+    return False
+
+
+_MOST = 10_000

@@ -20,6 +20,7 @@ from dovetail.reach.guarded import guarded_by_reads
 from dovetail.reach.known import without
 from dovetail.reach.outside import RANDOM, Verdict
 from dovetail.reach.reads import Reads
+from dovetail.reach.remembered import forget_fakes
 from dovetail.reach.spies import OnGradient, Spies
 from dovetail.reach.stand_ins import StandIns
 
@@ -91,6 +92,8 @@ class Watcher:
                 raise self.refusals[0]
             _find_lost_functions(reads)
         finally:
+            if self.reads is not None:
+                forget_fakes(self.reads.met.values())
             self._made = frozenset(map(id, gc.get_objects(generation=0)))
             if was_enabled:
                 gc.enable()

@@ -122,11 +122,6 @@ def version_counter_classes(tensors: Sequence[torch.Tensor]) -> list[int]:
     return [-1 - k if tensor.is_inference() else next(marks) for k, tensor in enumerate(tensors)]
 
 
-def has_hooks(tensor: torch.Tensor) -> bool:
-    """Whether a gradient hook was registered on this tensor object."""
-    return bool(tensor._backward_hooks)
-
-
 def viewed_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor that autograd tracks this one as a view of; itself when it is not a view."""
     base = tensor._base

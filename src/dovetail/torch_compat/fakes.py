@@ -327,7 +327,7 @@ def symbolic_fake_of(
 ) -> torch.Tensor:
     """As `fake_of`, with a symbol for every size above 1, or for those of `dims`; `mode` needs a shape environment.
 
-    Equal sizes get one symbol.
+    Equal sizes get one symbol. What a single number holds is not known, as it is data.
     """
     chosen = range(tensor.dim()) if dims is None else dims
     duck, static = symbolic_shapes.DimDynamic.DUCK, symbolic_shapes.DimDynamic.STATIC
@@ -335,7 +335,10 @@ def symbolic_fake_of(
         dynamic_sizes=[duck if size > 1 and dim in chosen else static for dim, size in enumerate(tensor.shape)]
     )
     with _quiet_about_gradients():
-        return mode.from_tensor(tensor, source=torch._dynamo.source.ConstantSource(name), symbolic_context=context)
+        fake = mode.from_tensor(tensor, source=torch._dynamo.source.ConstantSource(name), symbolic_context=context)
+    if isinstance(fake, FakeTensor):
+        fake.item_memo = None
+    return fake
 
 
 def allow_real_inputs(mode: FakeTensorMode) -> AbstractContextManager[None]:

@@ -10,6 +10,8 @@ import operator
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
 from types import FunctionType
 from typing import Any
 
@@ -91,6 +93,7 @@ def untraced(function: Any) -> Any:
 
 _INHERITED = object()
 _ORIGINAL = "_stands_in_for"
+_NUMBERS = (int, float, complex, Decimal, Fraction)
 _COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
 _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     **{name: getattr(operator, name) for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")},
@@ -192,6 +195,14 @@ def _binary(
                     _ask_type_of_power(first, second)
                 made = first.apply(function, second)
                 return made.guard_bool() if function in _ANSWERS else made.wrapped()  # code may ask whether it is True
+        if (
+            is_traced(self)
+            and isinstance(other, _NUMBERS)
+            and not isinstance(other, np.generic)
+            and not is_traced(other)
+        ):
+            now = fixed_number(self)  # of an enumeration, say: who made its class says what comes of it
+            return function(other, now) if is_reflected else function(now, other)
         return NotImplemented if before is None else before(self, other)
 
     return method

@@ -181,16 +181,6 @@ def check_version_counter_classes() -> str | None:
     )
 
 
-def check_has_hooks() -> str | None:
-    """A gradient hook is seen while it is registered."""
-    x = _leaf()
-    before = autograd.has_hooks(x)
-    handle = x.register_hook(lambda grad: grad)
-    during = autograd.has_hooks(x)
-    handle.remove()
-    return first_difference(("before and with a hook", (before, during), (False, True)))
-
-
 def check_viewed_tensor() -> str | None:
     """A view knows the tensor it is a view of."""
     x = torch.zeros(2)
@@ -388,7 +378,6 @@ CHECKS = (
     check_asks_where_or_how_often,
     check_set_version,
     check_version_counter_classes,
-    check_has_hooks,
     check_viewed_tensor,
     check_transform_is_active,
     check_below_autograd,
