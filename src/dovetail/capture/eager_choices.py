@@ -9,6 +9,8 @@ vectors may be wanted. So while such a function runs, decompositions are recorde
 *Sizes*: C++ computes the size of a resampled image from plain numbers, so that symbolic sizes would be fixed. Here the
 operator is called for a size that is computed in Python. `symbolic_forms` has other functions.
 
+*Checks*: of values, see `checks_of_values`.
+
 Source: `_may_require_fw_or_bw_grad` (BatchLinearAlgebra.cpp) and `compute_output_size` (UpSample.h) of torch.
 """
 
@@ -25,6 +27,7 @@ import torch
 from torch.nn.functional import interpolate
 from torch.overrides import TorchFunctionMode
 
+from dovetail.capture.checks_of_values import check_values
 from dovetail.capture.places import without_modes_asked
 from dovetail.capture.symbolic_forms import has_symbols, symbolic_form
 from dovetail.ir.provenance import is_library_file
@@ -61,6 +64,7 @@ class _EagerChoices(TorchFunctionMode):
         self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         keywords = kwargs or {}
+        check_values(func, args, keywords)
         if func is _Tensor.__deepcopy__ and is_fake(args[0]):
             return copied_fake(*args)
         if func is _Tensor.__reduce_ex__ and is_fake(args[0]) and _is_copying(sys._getframe(1)):

@@ -31,6 +31,11 @@ class NumpyNumbers:
         """A number is one of NumPy's."""
         self._known.add(value)
 
+    def given(self, value: Value, now: object) -> None:
+        """An input is this number now."""
+        if type(now) is np.float64:
+            self.add(value)
+
     def typed(self, value: Value, number: Any) -> Any:
         """The number that a value is now, as one of NumPy's if it is."""
         return np.float64(number) if value in self._known and type(number) is float else number

@@ -132,7 +132,7 @@ class StepRecorder(RecordsSharded):
 
     def trace_number(self, value: Value, now: Plain) -> Any:
         """A symbolic number for an input that is a number, which is `now` in this call."""
-        return traced_number(self, value, now)
+        return traced_number(self, value, of_python(now))
 
     def add_exchanged(self, tensor: torch.Tensor, name: str, real: torch.Tensor) -> Value:
         """Declare an input tensor. real: what has its contents while the step is recorded."""
@@ -142,9 +142,10 @@ class StepRecorder(RecordsSharded):
 
     def add_traced(self, name: str, now: Plain) -> Value:
         """Declare an input number that is traced."""
-        self.numbers_now[name] = now
+        self.numbers_now[name] = of_python(now)
         value = Value(name, ScalarMeta(symbol(name)))
         self._roots[value] = frozenset((name,))
+        self.of_numpy.given(value, now)
         return value
 
     def end(self) -> None:

@@ -57,6 +57,9 @@ _RESERVED = _OWN_NAMES | _WRAPPER_NAMES | {*dir(builtins), *keyword.kwlist, *key
 _COMMENT_COLUMN = 88
 
 
+_NUMBERS = (int, float, complex)
+
+
 @dataclass(slots=True)
 class Names:
     """Objects that the source mentions by a name of its own. taken: names that values have."""
@@ -92,7 +95,7 @@ class Names:
         if isinstance(operand, bool | str | SizeExpr) or operand is None:
             return repr(operand)
         if isinstance(operand, int | float | complex):
-            return any_number_text(operand)
+            return any_number_text(operand) if type(operand) in _NUMBERS else self.constant(operand, "number")
         if isinstance(operand, tuple | list):
             items = ", ".join(map(self.text, operand))
             if isinstance(operand, list):

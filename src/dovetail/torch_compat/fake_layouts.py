@@ -347,7 +347,7 @@ def _zeroed(x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
 def _in_memory_format(x: torch.Tensor, result: Any) -> Any:
     """On CPU, the first result is laid out in the memory format that suits this operand."""
     first, *others = [result] if isinstance(result, torch.Tensor) else result
-    if x.device.type != "cpu" or first is None or first.dim() < 3:
+    if x.device.type != "cpu" or first is None or first.dim() < 2:
         return result
     right = torch.empty(first.shape, dtype=first.dtype, device=first.device, memory_format=suggest_memory_format(x))
     if right.stride() == first.stride():

@@ -152,3 +152,22 @@ def test_arrays_of_computed_numbers_are_refused_as_before() -> None:
     compiled(trainer, torch.ones(4, 3))
     with pytest.raises(UnsupportedStep, match="plain Python number"):
         compiled(trainer, torch.ones(4, 3))
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD])
+def test_rates_that_are_numbers_of_numpy(optimizer: Any) -> None:
+    rates = np.linspace(0.1, 0.01, 20)
+
+    def step(trainer: Trainer, x: torch.Tensor, factor: Any) -> Any:
+        return trainer.losses(x * factor)[0], trainer.optimizer.param_groups[0]["lr"]
+
+    mine, theirs, compiled = Trainer(), Trainer(), dovetail.compile_step(step)
+    for trainer in (mine, theirs):
+        trainer.optimizer = optimizer(trainer.model.parameters(), 0.1)
+    for number in range(20):
+        for trainer in (mine, theirs):
+            trainer.optimizer.param_groups[0]["lr"] = rates[number]
+        assert _same(compiled(mine, torch.ones(4, 3), rates[-number]), step(theirs, torch.ones(4, 3), rates[-number]))
+    assert all(map(torch.equal, mine.model.parameters(), theirs.model.parameters()))
+    assert compiled.stats.captures <= 3, compiled.stats
+    assert not compiled.stats.eager_calls

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, Protocol
 
+import numpy as np
+
 from dovetail.capture.step_questions import Question
 from dovetail.errors import DovetailError, StateChangedOtherwise
 from dovetail.frontends.step.containers import Path
@@ -24,7 +26,7 @@ from dovetail.frontends.structure import Structure
 from dovetail.frontends.variant_cache import VariantCache
 from dovetail.reach.contents import value_key
 
-_NUMBERS = (int, float)
+_NUMBERS = (int, float, np.float64)
 
 
 @dataclass(frozen=True, slots=True)

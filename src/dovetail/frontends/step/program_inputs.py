@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from dovetail.capture.sparse_operands import KnownMatrix
@@ -92,9 +93,9 @@ def number_inputs(
         kind = type(slot.read())
         if not number_slot.can_be_put:
             continue
-        if id(number_slot.item) in groups and kind is float and slot.path not in guarded:
+        if id(number_slot.item) in groups and kind in (float, np.float64) and slot.path not in guarded:
             hyperparameters.add(slot.path)
-        elif slot.path not in lifted or kind not in (int, float):
+        elif slot.path not in lifted or kind not in (int, float, np.float64):
             continue
         number_slot.name = name_for(slot.label)
         found.append(number_slot)
