@@ -43,6 +43,7 @@ from dovetail.torch_compat.optimizers import lists_of_fakes
 from dovetail.torch_compat.recurrent import runs_packed
 from dovetail.torch_compat.rng import refused_generators, replaced_default_generators
 from dovetail.torch_compat.symbols import data_dependent_sizes
+from dovetail.torch_compat.traced_numbers import as_plain
 from dovetail.torch_compat.zero_tensors import views_of_zero_fakes
 
 _STACK_OF_CPP = "\nException raised from "
@@ -133,10 +134,11 @@ def named_errors(origins: OriginTracker) -> Iterator[None]:
                 "torch.compile(model, backend='dovetail'), which leaves the layer to eager mode",
                 origin=origins.of_error(error),
             ) from error
-        unregistered = _NO_FAKE.search(str(error))
+        told = _told(error)
+        unregistered = _NO_FAKE.search(told)
         if unregistered is not None:
             raise NoFakeKernel(operator=unregistered[1], origin=origins.of_error(error)) from error
-        if "NestedTensorImpl" in str(error):
+        if "NestedTensorImpl" in told:
             raise UnsupportedTensor(
                 name="a batch with its padding left out",
                 kind="a nested tensor",
@@ -144,8 +146,19 @@ def named_errors(origins: OriginTracker) -> Iterator[None]:
                 "use_nested_tensor = False; or make nested tensors outside the compiled function",
                 origin=origins.of_error(error),
             ) from error
-        told = str(error).partition(_STACK_OF_CPP)[0]
-        raise CaptureFailed(error=f"{type(error).__name__}: {told}", origin=origins.of_error(error)) from error
+        raise CaptureFailed(error=told, origin=origins.of_error(error)) from error
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt | GeneratorExit):  # somebody else's, who waits for no recording
+            raise
+        raise CaptureFailed(error=_told(error), origin=origins.of_error(error)) from error
+
+
+def _told(error: BaseException) -> str:
+    """What an error says. Numbers and tensors in it are not asked: it is not the code that turns them into text."""
+    parts = [type(x).__name__ if isinstance(x, torch.Tensor) else as_plain(x) for x in error.args]
+    is_plain = all(part is x for part, x in zip(parts, error.args, strict=True))
+    text = str(error).partition(_STACK_OF_CPP)[0] if is_plain else ", ".join(map(str, parts))
+    return f"{type(error).__name__}: {text}"
 
 
 def wants_known_sizes(error: BaseException | None) -> bool:

@@ -94,7 +94,7 @@ class StepCaptures:
             return step(*args, **kwargs)
         try:
             results = self._eager.run(step, args, kwargs)
-        except Exception:
+        except BaseException:
             self._failed = False  # it is the step's own error
             raise
         if why:

@@ -1,0 +1,60 @@
+"""What a step raises is what eager mode raises, call after call, and the call has done what it does in eager mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import dovetail
+
+
+class Stop(BaseException):
+    """Of a user, who wants nobody to catch it by chance."""
+
+
+def _table(wrap: Callable[[Any], Any]) -> list[Any]:
+    weight, table = torch.nn.Parameter(torch.ones(2)), {0: 1.0, 1: 2.0}
+
+    def step(key: torch.Tensor) -> float:
+        loss = (weight * table[key.item()]).sum()  # type: ignore[index]
+        weight.grad = None
+        loss.backward()
+        return loss.item()
+
+    compiled, seen = wrap(step), list[Any]()
+    for key in (0, 1, 0, 1, 3, 3, 1, 0, 5, 5, 5, 0):
+        try:
+            seen.append(compiled(torch.tensor(key)))
+        except KeyError as error:
+            seen.append(error.args)
+    return seen
+
+
+def test_keys_that_are_not_there() -> None:
+    assert _table(dovetail.compile_step) == _table(lambda step: step)
+
+
+@pytest.mark.parametrize("kind", [SystemExit, Stop, ValueError])
+def test_a_step_that_ends_a_loop_has_done_its_work(kind: type[BaseException]) -> None:
+    def run(wrap: Callable[[Any], Any]) -> tuple[list[float], int, int]:
+        weight, calls, raised = torch.zeros(2), [0], 0
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            weight.add_(x)
+            calls[0] += 1
+            if calls[0] % 4 == 0:
+                raise kind("done")
+            return weight.sum()
+
+        compiled = wrap(step)
+        for _ in range(9):
+            try:
+                compiled(torch.ones(2))
+            except kind:
+                raised += 1
+        return weight.tolist(), calls[0], raised
+
+    assert run(dovetail.compile_step) == run(lambda step: step) == ([9.0, 9.0], 9, 2)
