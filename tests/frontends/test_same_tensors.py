@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -73,6 +74,22 @@ def _the_same_one_later() -> Case:
     return function, lambda n: (state.held.x if n % 3 == 1 else torch.ones(4),)
 
 
+def _in_other_containers() -> Case:
+    model = nn.Linear(4, 4)
+    tied, kept = OrderedDict(weight=model.weight), deque([model.bias])
+
+    def function(x: Tensor) -> Tensor:
+        y = model(x) * (2 if tied["weight"] is model.weight else 3)
+        return y + sum(p.sum() for p in model.parameters() if all(p is not other for other in kept))
+
+    def arguments(n: int) -> tuple[Any, ...]:
+        if n == 6:
+            kept[0] = model.weight
+        return (torch.ones(2, 4) * n,)
+
+    return function, arguments
+
+
 def _in_a_list() -> Case:
     state = State(held=[])
 
@@ -108,6 +125,7 @@ CASES = [
     _cached_for_an_argument,
     _the_same_one_later,
     _in_a_list,
+    _in_other_containers,
     _replaced_and_kept,
 ]
 

@@ -7,7 +7,7 @@ in what the code has changed, and the program is refused.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -16,8 +16,10 @@ import torch
 from dovetail.capture.module_state import is_derived
 from dovetail.errors import PythonSideEffect
 from dovetail.reach.changes import ReadChange
+from dovetail.reach.codes import names_of
 from dovetail.reach.contents import in_cell
 from dovetail.reach.libraries import is_library_class
+from dovetail.reach.reads import Reads
 from dovetail.reach.values import PLAIN, attributes_of, has_attributes
 from dovetail.torch_compat.fakes import is_fake, writes_fake
 from dovetail.torch_compat.traced_numbers import is_traced
@@ -41,6 +43,23 @@ def refuse_numbers_left(changes: Iterable[ReadChange]) -> None:
     for change in changes:
         if _leads_to(change.new, _is_symbolic):
             raise PythonSideEffect(what=f"left a number that it computes in {change.label}")
+
+
+def refuse_attributes_left(reads: Reads, stand_ins: Sequence[Any], before: Sequence[Collection[str]]) -> None:
+    """Refuse attributes that code has written on tensors, which no call would do again. Raises: PythonSideEffect.
+
+    before: names of those that inputs had; what only the recording has written there is nobody's.
+    """
+    named = frozenset[str]().union(*(names_of(code).attributes for code in reads.codes))
+    for stand_in, known in zip(stand_ins, before, strict=False):
+        for name in sorted((attributes_of(stand_in).keys() - known) & named):
+            raise PythonSideEffect(what=f"set the attribute {name!r} of a tensor")
+    for item in [x for x in reads.met.values() if isinstance(x, torch.Tensor) and not is_fake(x)]:
+        left = [name for name, value in attributes_of(item).items() if name in named and _holds_fake(value)]
+        for name in left:
+            delattr(item, name)
+        if left:
+            raise PythonSideEffect(what=f"set the attribute {left[0]!r} of a tensor")
 
 
 def holds_traced(value: Any) -> bool:

@@ -6,7 +6,7 @@ tensor of the call that it was made for: it is kept as long as programs for that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from types import CodeType
@@ -21,7 +21,12 @@ from dovetail.capture.module_state import TensorSlot, replaced_tensors
 from dovetail.capture.number_symbols import NumberFact, NumberSymbols
 from dovetail.capture.origins import module_names
 from dovetail.capture.places import followed_places
-from dovetail.capture.python_effects import holds_traced, refuse_numbers_left, refuse_tensors_left
+from dovetail.capture.python_effects import (
+    holds_traced,
+    refuse_attributes_left,
+    refuse_numbers_left,
+    refuse_tensors_left,
+)
 from dovetail.capture.python_objects import PythonObjects
 from dovetail.capture.recording import Recording
 from dovetail.errors import (
@@ -40,7 +45,6 @@ from dovetail.frontends.lifted_numbers import PLAIN_NUMBERS, LiftedNumbers
 from dovetail.frontends.structure import Structure, flatten, keys_in
 from dovetail.ir.signature import SizeInput, UserInput
 from dovetail.reach.changes import ReadChange
-from dovetail.reach.codes import names_of
 from dovetail.reach.contents import identified
 from dovetail.reach.guards import PythonGuards
 from dovetail.reach.read_slots import slots_put
@@ -284,7 +288,7 @@ class CallRecorder:
                 self._read_attributes(reads, own, held, stand_ins)
             if refusals:
                 raise refusals[0]
-            _refuse_new_attributes(reads, stand_ins, before)
+            refuse_attributes_left(reads, stand_ins, before)
             if given.has_given and given.asks_types:  # it may have seen that a number is no plain one
                 raise DataDependentControlFlow(operator="int(tensor), where code asks for the types of numbers")
             if self.numbers and given.asks_exact_types:
@@ -378,17 +382,6 @@ def recorded(
         recorder.put_back()
         modules = [*call.modules, *recorder.more_modules]
         call = call.again(target, modules)
-
-
-def _refuse_new_attributes(reads: Reads, stand_ins: Sequence[Any], before: Sequence[Collection[str]]) -> None:
-    """Raises: PythonSideEffect where code has written attributes on inputs, which no call would do again.
-
-    before: names of those that they had; what only the recording has written there is nobody's.
-    """
-    named = frozenset[str]().union(*(names_of(code).attributes for code in reads.codes))
-    for stand_in, known in zip(stand_ins, before, strict=False):
-        for name in sorted((attributes_of(stand_in).keys() - known) & named):
-            raise PythonSideEffect(what=f"set the attribute {name!r} of a tensor")
 
 
 def _has_gradient(item: Any) -> bool:

@@ -7,6 +7,7 @@ recording, the slot then holds a number that is traced, or tensors without conte
 from __future__ import annotations
 
 import weakref
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -23,7 +24,8 @@ from dovetail.torch_compat.fakes import is_fake
 
 _NUMBERS = (int, float)
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
-_CONTAINERS = (list, tuple, dict)
+_DICTIONARIES = (dict, OrderedDict)
+_CONTAINERS = (list, tuple, deque, *_DICTIONARIES)
 _PLAIN = (int, float, bool, str, type(None))
 
 
@@ -123,7 +125,7 @@ def held_alone(value: Any) -> list[Any] | None:
 def _held_by(item: Any) -> list[Any] | None:
     """What a plain container or an object holds; None for one that is more than that."""
     kind = type(item)
-    if kind is dict:
+    if kind in _DICTIONARIES:
         return list(item.values())
     if kind in _CONTAINERS:
         return list(item)
@@ -137,7 +139,7 @@ def _identities(value: Any) -> list[int]:
     """Which tensors and objects there are in plain containers, in their order."""
     kind = type(value)
     if kind in _CONTAINERS:
-        return [found for item in (value.values() if kind is dict else value) for found in _identities(item)]
+        return [found for item in (value.values() if kind in _DICTIONARIES else value) for found in _identities(item)]
     return [] if kind in _PLAIN else [id(value)]
 
 
