@@ -153,3 +153,24 @@ def test_programs_prepared_and_analysed() -> None:
     assert torch.equal(compiled(x), function(x))
     assert compiled.stats.captures == 1
     assert dovetail.analyse(function, x)
+
+
+def test_weights_that_torchs_modules_hold_twice() -> None:
+    model = nn.LSTM(4, 4)
+    compiled, x = dovetail.compile(model), torch.ones(3, 2, 4)
+    for _ in range(3):
+        assert torch.equal(compiled(x)[0], model(x)[0])
+    assert compiled.stats.captures == 1
+
+
+def test_the_same_weight_behind_a_size_that_data_decide() -> None:
+    model = nn.Linear(4, 4)
+    held = [model.bias]
+
+    def function(x: Tensor) -> Tensor:
+        return model(x[x[:, 0] > 0]).sum() * (2 if held[0] is model.bias else 3)
+
+    compiled = dovetail.compile(function)
+    for number in range(4):
+        x = torch.randn(8, 4, generator=torch.Generator().manual_seed(number))
+        assert torch.equal(compiled(x), function(x))

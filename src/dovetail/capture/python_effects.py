@@ -54,7 +54,7 @@ def refuse_attributes_left(reads: Reads, stand_ins: Sequence[Any], before: Seque
     for stand_in, known in zip(stand_ins, before, strict=False):
         for name in sorted((attributes_of(stand_in).keys() - known) & named):
             raise PythonSideEffect(what=f"set the attribute {name!r} of a tensor")
-    for item in [x for x in reads.met.values() if isinstance(x, torch.Tensor) and not is_fake(x)]:
+    for item in [x for x in reads.met.values() if type(x) in (torch.Tensor, torch.nn.Parameter)]:
         left = [name for name, value in attributes_of(item).items() if name in named and _holds_fake(value)]
         for name in left:
             delattr(item, name)

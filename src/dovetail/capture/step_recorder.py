@@ -75,8 +75,7 @@ class StepRecorder(RecordsSharded):
         self.known = KnownNumbers()
         self.packed = PackedValues(self, self.known.learn_number)
         self.refusals: list[DovetailError] = []
-        self.guesses = Guesses(hints, origins, self.refusals)
-        self._tracker = origins
+        self.guesses, self._tracker = Guesses(hints, origins, self.refusals), origins
         self._from_data, self._tokens = set[Value](), dict[float, Any]()
         self._gradients, self._computed = dict[int, tuple[torch.Tensor, torch.Tensor | None]](), dict[object, Value]()
         self._roots, self.blamed = dict[Value, frozenset[str]](), frozenset[str]()

@@ -284,7 +284,9 @@ class FunctionCaptures:
                 return self._capture_and_select(call, lifted, unknown_sizes=True)
             except BadOptionValue:  # an option that does not go with such sizes
                 raise
-            except DovetailError:
+            except DovetailError as other:
+                if isinstance(other.__cause__, TensorsSeen):
+                    raise
                 raise error from None
 
     def _described(self, leaves: list[Any], structure: Structure) -> Call:

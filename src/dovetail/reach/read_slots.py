@@ -18,8 +18,9 @@ import torch
 
 from dovetail.reach.contents import MISSING, in_cell, value_key
 from dovetail.reach.guarded import Guarded, Table
+from dovetail.reach.libraries import is_library_class
 from dovetail.reach.made_objects import held_by
-from dovetail.reach.values import attributes_of, is_made_of_attributes, own_of
+from dovetail.reach.values import attributes_of, is_a, is_made_of_attributes, own_of
 from dovetail.torch_compat.fakes import is_fake
 
 _NUMBERS = (int, float)
@@ -144,10 +145,16 @@ def _identities(value: Any) -> list[int]:
 
 
 def _attributes_read(slots: Guarded) -> Iterator[tuple[ReadSlot, Any]]:
-    """Attributes of objects and of classes, with what they held."""
+    """Attributes of objects and of classes, with what they held.
+
+    Of torch's own modules, numbers alone: they hold weights a second time (`LSTM._flat_weights`), and compare none.
+    """
     for number, table in slots.tables:
-        owner = slots.objects[number][0]
-        yield from _entries(table, _attributes(owner), id(attributes_of(owner)))
+        owner, kind = slots.objects[number]
+        has_numbers_alone = is_a(owner, torch.nn.Module) and is_library_class(kind)
+        for slot, value in _entries(table, _attributes(owner), id(attributes_of(owner))):
+            if not has_numbers_alone or slot.kind in _NUMBERS:
+                yield slot, value
     for kind, table in slots.class_tables:
         yield from _entries(table, weakref.ref(kind), id(kind))
 
