@@ -33,7 +33,7 @@ from dovetail.torch_compat.guards import version_of_dict
 
 ChangedWord: TypeAlias = Callable[[int, int, int], int]
 """The number of the first pair, from one number to before another one, at whose address is another word than expected;
--1 where there is none. Given the address of pairs, each an address and a word."""
+-1 if there is no such pair. Given the address of pairs, each an address and a word."""
 
 Check: TypeAlias = Callable[[], "int | None"]
 """The word that is as good as the one that was expected; None where what is there is not."""

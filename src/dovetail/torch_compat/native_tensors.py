@@ -36,7 +36,7 @@ IS_NEGATIVE, IS_INFERENCE = (f"_ZN2at6native{name}ERKNS_6TensorE" for name in ("
 """Functions of C++ that are asked about a handle: whether it has the negative bit; whether it is of inference mode."""
 
 VERSION = "_ZNK2at10TensorBase8_versionEv"
-"""The function of C++ that gives a handle's version; not to be asked where nobody counts."""
+"""The function of C++ that gives a handle's version; not to be called for tensors that have no counter."""
 
 _WRAPPING = ("RKN2at10TensorBaseE", "N2at10TensorBaseE", "N2at6TensorE")
 

@@ -28,7 +28,7 @@ _PYTHON = (
     *("PyObject_CallFunctionObjArgs", "PyLong_AsVoidPtr", "Py_BuildValue", "Py_DecRef"),
 )
 ASKED = (DATA, IS_NEGATIVE, IS_INFERENCE)
-"""What `fill` calls of torch's."""
+"""The functions of torch that `fill` calls."""
 
 _TYPE = 8  # where the class of an object is: see `handle_offset`
 
