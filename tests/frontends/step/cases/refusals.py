@@ -178,6 +178,9 @@ class _Box:
     def __init__(self, item: Any) -> None:
         self.item = item
 
+    def __del__(self) -> None:
+        """What has this is not made again by runs."""
+
 
 def _appended() -> Twin:
     p = Parts()
@@ -224,6 +227,6 @@ REFUSALS = (
     Refusal("random.random", _python_random),
     Refusal("a graph from before", _graph_of_before),
     Refusal("a graph is kept", _graph_kept, needs_graph=True),
-    Refusal("objects are appended to a list", _appended),
+    Refusal("objects with a finalizer are appended to a list", _appended),
     Refusal("a write to overlapping arguments", _overlapping_write, "argument 0 shares memory with"),
 )
