@@ -213,10 +213,7 @@ class CallGuard:
     def _are_read(self, tensors: Sequence[Any]) -> bool:
         """Whether some are tensors that the code has found elsewhere, where those of the recorded call were not."""
         known = self.reads.tensors
-        return bool(known) and not known.isdisjoint(map(id, tensors)) and not self._were_read(known, tensors)
-
-    def _were_read(self, known: Collection[int], tensors: Sequence[Any]) -> bool:
-        return all(id(tensor) in self._also_read for tensor in tensors if id(tensor) in known)
+        return bool(known) and not known.intersection(map(id, tensors)) <= self._also_read
 
     def _has_pattern(self, ids: Sequence[int]) -> bool:
         if not self._has_twins:

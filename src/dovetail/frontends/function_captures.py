@@ -120,10 +120,8 @@ class FunctionCaptures:
                 try:
                     found = self.added(leaves, structure)
                 except DovetailError as error:
-                    if self._takes_more(error) or self._takes_less(error, structure, undone):
+                    if self._takes_otherwise(error, structure, undone):
                         continue
-                    for undo in undone:  # it was not for that
-                        undo()
                     if not self._is_left_to_eager_mode(error):
                         raise
             if found is None:
@@ -158,6 +156,14 @@ class FunctionCaptures:
         for variant in variants if is_new else ():  # no call is for it any more
             self._cache.drop(variant)
         return is_new
+
+    def _takes_otherwise(self, error: DovetailError, structure: Structure, undone: list[Callable[[], None]]) -> bool:
+        """Take more or less of calls apart, as an error asks for. Whether that is new; else `undone` is done."""
+        if self._takes_more(error) or self._takes_less(error, structure, undone):
+            return True
+        for undo in undone:  # it was not for that
+            undo()
+        return False
 
     def _takes_more(self, error: DovetailError) -> bool:
         """Hand in what code has found in slots, if it is an input. Whether that is new."""
@@ -260,9 +266,7 @@ class FunctionCaptures:
                 try:
                     return attempt(leaves, structure)
                 except DovetailError as error:
-                    if not self._takes_more(error) and not self._takes_less(error, structure, undone):
-                        for undo in undone:
-                            undo()
+                    if not self._takes_otherwise(error, structure, undone):
                         raise
 
     def _recorded(self, leaves: list[Any], structure: Structure) -> tuple[Recording, tuple[int, ...]]:

@@ -45,7 +45,7 @@ def followed_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: d
         is_traced(x) or type(x) in _PLAIN for x in numbers
     ):
         return NotImplemented
-    meant = _of_numbers(function, shapes, tuple(kwargs.items()))
+    meant = _of_numbers(function, shapes, tuple(kwargs.items()), repr(kwargs))
     try:
         result = meant(*[number_now(x) if is_traced(x) else x for x in numbers])
     except (ArithmeticError, ValueError):
@@ -70,11 +70,12 @@ def _shape(argument: Any, numbers: list[Any]) -> Any:
 
 @lru_cache(1024)
 def _of_numbers(
-    function: Callable[..., Any], shapes: tuple[Any, ...], options: tuple[tuple[str, Any], ...]
+    function: Callable[..., Any], shapes: tuple[Any, ...], options: tuple[tuple[str, Any], ...], _: str
 ) -> Callable[..., Any]:
     """A function of numbers that calls another one, with sequences of them: the same one for the same.
 
-    shapes: 1 for a number, or a sequence's class and length. options: arguments by name.
+    shapes: 1 for a number, or a sequence's class and length. options: arguments by name, which may be equal and not
+    the same (0.0 and -0.0): so their text comes after them.
     """
 
     def call(*numbers: Any) -> Any:
