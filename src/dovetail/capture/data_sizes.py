@@ -44,8 +44,8 @@ class Questioner(Protocol):
     def bind_dimension(self, size: torch.SymInt, name: str, tensor: torch.Tensor, dim: int) -> None:
         """A size of a tensor is known by a symbol of this name."""
 
-    def number_of_size(self, size: SizeExpr, now: int) -> Any:
-        """A traced number for a size."""
+    def number_of_size(self, expr: SizeExpr, now: int, size: torch.SymInt, depends_on_data: bool) -> Any:
+        """A traced number for a size, which is `expr` in the program."""
 
 
 class DataSizes:
@@ -148,14 +148,15 @@ class DataSizes:
         return known
 
     def number_of(self, size: torch.SymInt) -> Any:
-        """The traced number for a size that depends on data; any other size is itself."""
+        """The traced number for a size that is a symbol, or is computed of such; any other size is itself."""
         found = size_of(size)
-        if not isinstance(found, SizeExpr) or self.names.isdisjoint(found.symbols()):
-            return found if isinstance(found, int) else size
+        if not isinstance(found, SizeExpr):
+            return found
         if found not in self._numbers:
             now = hint_of(size)
-            assert type(now) is int, "sizes of data have hints"
-            number = self._numbers[found] = self._recorder.number_of_size(found, now)
+            assert type(now) is int, "sizes have hints"
+            depends_on_data = self.is_about_data(found)
+            number = self._numbers[found] = self._recorder.number_of_size(found, now, size, depends_on_data)
             self._of_numbers[number.node.handle] = size
         return self._numbers[found]
 

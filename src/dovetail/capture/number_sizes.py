@@ -8,6 +8,9 @@ as sizes are that data decide (`data_sizes`); sums and products of it and of pla
 that torch finds the sizes of what lies between two places. Torch takes it that a symbol is at least 2: the symbol is
 for the number plus 2, so that a place may be 0 or 1. Where it is the size of a tensor, 0 and 1 have programs of their
 own, as layouts and kernels differ there.
+
+Sizes of arguments, where they are free, are such numbers as well, each by its own symbol. What whole numbers come of
+them, torch computes beside Python, and what the code asks about these is a fact of the call, told before it runs.
 """
 
 from __future__ import annotations
@@ -27,6 +30,8 @@ from dovetail.torch_compat.symbols import hint_of
 
 _LEAST = 2  # what torch takes a symbol to be
 _LINEAR = frozenset((operator.add, operator.sub, operator.mul))
+_COMPARISONS = frozenset((operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge))
+_AS_TORCH = frozenset((*_LINEAR, *_COMPARISONS, operator.floordiv, operator.mod, operator.neg))
 
 
 class Computer(Protocol):
@@ -52,11 +57,34 @@ class NumberSizes:
         self._now = recorder.numbers_now
         self._made: dict[Value, tuple[Callable[..., Any], Sequence[Any]]] = {}
         self._symbols: dict[Value, Any] = {}
+        self._of_arguments: set[Value] = set()
         self._noted: set[SizeExpr] = set()
+
+    def given(self, made: Value, size: torch.SymInt) -> None:
+        """A number is a size of the call's arguments."""
+        self._symbols[made] = size
+        self._of_arguments.add(made)
+
+    def is_of_arguments(self, handle: Any) -> bool:
+        """Whether a number, or an answer, hangs on nothing but sizes of the call's arguments."""
+        return handle in self._of_arguments
+
+    def is_known_to_torch(self, handle: Any) -> bool:
+        """Whether it does, and torch computes it of those as Python does: what it hangs on is a fact of the call."""
+        return handle in self._of_arguments and handle in self._symbols
+
+    def ask_torch(self, handle: Value, now: Any) -> Any:
+        """Such a number, or answer: which one it is, is a fact of the call from here on."""
+        return type(now)(self.size_of(handle, now))
 
     def computed(self, made: Value, function: Callable[..., Any], operands: Sequence[Any]) -> None:
         """Note how a number was made of others."""
-        if self.is_on and function in _LINEAR and all(map(self._is_whole, operands)):
+        values, are_whole = [x for x in operands if isinstance(x, Value)], all(map(self._is_whole, operands))
+        if values and self._of_arguments.issuperset(values):
+            self._of_arguments.add(made)
+            if are_whole and function in _AS_TORCH and all(map(self.is_known_to_torch, values)):
+                self._symbols[made] = function(*(self._symbols[x] if isinstance(x, Value) else x for x in operands))
+        elif self.is_on and are_whole and function in _LINEAR:
             self._made[made] = function, operands
 
     def size_of(self, handle: Value, now: int) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -32,7 +32,7 @@ from dovetail.ir.calling import (
     WithLook,
     WriteBack,
 )
-from dovetail.ir.program import Program, Stage, Value, symbols_in
+from dovetail.ir.program import Program, Stage, Value, meta_symbols, symbols_in
 from dovetail.ir.signature import (
     Constant,
     GradientLeft,
@@ -153,6 +153,7 @@ class RecordedStep:
         read = {value for node in functional.nodes for value in node.operands()}.union(
             (value for _, _, value in made), (self.values[i] for i in written)
         )
+        read |= set(self._with_sizes(read, constants, {name for node in recorder.nodes for name in node.symbols()}))
         tensors = tuple(i for i, value in enumerate(self.values) if value in read)
         used = tuple(i for i, value in enumerate(self.number_values) if value in read)
         place_of = {index: place for place, index in enumerate(tensors)}
@@ -187,6 +188,15 @@ class RecordedStep:
             tuple(tensor for tensor, _ in recorder.constants),
             self.infer,
         )
+
+    def _with_sizes(self, read: Collection[object], constants: Sequence[Value], wanted: set[str]) -> Iterator[Value]:
+        """Tensors of which a program reads a size, and nothing else. wanted: sizes that operators get as numbers."""
+        known = {name for value in (*self.values, *constants) if value in read for name in meta_symbols(value.meta)}
+        for value in self.values:
+            names = wanted.intersection(meta_symbols(value.meta))
+            if not names <= known:
+                known |= names
+                yield value
 
     def _settled_results(self, slot: Slot, functional: Functionalizer) -> Iterator[OutputRule]:
         looking: dict[int, int] = {}  # results of one slot are one object

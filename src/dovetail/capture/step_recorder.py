@@ -29,7 +29,7 @@ from dovetail.capture.number_sizes import NumberSizes
 from dovetail.capture.numpy_numbers import NumpyNumbers, of_python
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.packed_sequences import PackedValues
-from dovetail.capture.records_sharded import RecordsSharded
+from dovetail.capture.records_sizes import RecordsSizes
 from dovetail.capture.resizing import lie_on
 from dovetail.capture.step_questions import Question
 from dovetail.capture.step_tensors import of_graph_from_before, unowned, wrapper_left
@@ -37,7 +37,7 @@ from dovetail.capture.step_texts import Texts
 from dovetail.capture.traced_operands import concrete, settled
 from dovetail.errors import DataDependentControlFlow, DovetailError, UnsupportedStep
 from dovetail.ir.program import Meta, Node, Operand, Origin, Phase, ScalarMeta, Target, Value
-from dovetail.ir.sizes import SizeExpr, symbol
+from dovetail.ir.sizes import symbol
 from dovetail.ops.prims import GUARD, GUARD_NUMBER
 from dovetail.torch_compat.autograd import running_sequence_number
 from dovetail.torch_compat.collectives import NAMESPACES
@@ -45,16 +45,15 @@ from dovetail.torch_compat.dispatch import Overload, schema_of
 from dovetail.torch_compat.fakes import DATA_DEPENDENT_ERRORS, FakeMode, fake_apart, is_fake, kernels_for_symbolic_sizes
 from dovetail.torch_compat.fully_sharded import taken_apart
 from dovetail.torch_compat.subclasses import is_wrapper_type
-from dovetail.torch_compat.traced_numbers import Plain, fixed_number, handle_of, number_now, traced_number
+from dovetail.torch_compat.traced_numbers import Plain, traced_number
 
-_SIZE = torch.ops.aten.sym_size.int
 _ITEM = torch.ops.aten._local_scalar_dense.default
 _LIFT = torch.ops.aten.lift_fresh.default
 _RENAMES = frozenset({torch.ops.aten.detach.default, torch.ops.aten.alias.default})
 _UNKNOWN: tuple[type[Exception], ...] = (UnknownSize, *DATA_DEPENDENT_ERRORS)
 
 
-class StepRecorder(RecordsSharded):
+class StepRecorder(RecordsSizes):
     """See the module docstring.
 
     Attributes: questions, by the number that their guards carry; numbers_now, what each traced number is now; renamed,
@@ -249,15 +248,6 @@ class StepRecorder(RecordsSharded):
             raise DataDependentControlFlow(operator=str(func), origin=self._tracker.here()) from error
         return made[0] if len(returned) == 1 else tuple(made)
 
-    def _as_size(self, number: Any) -> Any:
-        """A traced number as a size: a symbol where data decide it, or it is to be one, else the number."""
-        now, handle = number_now(number), handle_of(number)
-        is_symbol = handle in self._from_data or (self.number_sizes.is_on and isinstance(handle, Value))
-        if type(now) is not int or not is_symbol:
-            return fixed_number(number)
-        self.guesses.check(handle)
-        return self.number_sizes.size_of(handle, now)
-
     # --- numbers --------------------------------------------------------------------------------------------
 
     def _item(self, tensor: Any) -> Any:
@@ -309,43 +299,12 @@ class StepRecorder(RecordsSharded):
         """See `NumberTrace`."""
         return self.of_numpy.may_be(handle)
 
-    def size_for(self, handle: Any, now: Plain) -> Any:
-        """See `NumberTrace`."""
-        return self._as_size(traced_number(self, handle, now))
-
-    def number_for(self, size: Any) -> Any:
-        """See `NumberTrace`."""
-        return self.sizes.number_of(size)
-
-    # --- sizes that data decide -----------------------------------------------------------------------------
-
-    def ask_of_sizes(self, fact: SizeExpr) -> None:
-        """See `Questioner`."""
-        self.ask(GUARD, fact, True, f"`{fact}`, of a size,")
-
-    def bind_size(self, size: torch.SymInt, name: str, number: Value) -> None:
-        """See `Questioner`."""
-        self._bind_symbol(size, name, int, (number,))
-
-    def bind_dimension(self, size: torch.SymInt, name: str, tensor: torch.Tensor, dim: int) -> None:
-        """See `Questioner`."""
-        self._bind_symbol(size, name, _SIZE, (self.value_of(tensor), dim))
-
-    def _bind_symbol(self, size: torch.SymInt, name: str, target: Target, operands: tuple[Operand, ...]) -> None:
-        self.symbols.setdefault(name, size)
-        value = Value(self._fresh_name("size"), ScalarMeta(symbol(name)))
-        self.nodes.append(Node(target, operands, outputs=(value,), phase=self.phase, origin=self._tracker.here()))
-
-    def number_of_size(self, size: SizeExpr, now: int) -> Any:
-        """See `Questioner`."""
-        value = self._number_node(int, (size,), "size", now)
-        self._from_data.add(value)
-        return traced_number(self, value, now)
-
     # --- questions ------------------------------------------------------------------------------------------
 
     def decide(self, handle: Any, answer: bool) -> bool:
         """See `NumberTrace`. Of data, another answer is as likely where it was the right one in this call."""
+        if self.number_sizes.is_known_to_torch(handle):
+            return bool(self.number_sizes.ask_torch(handle, answer))
         if isinstance(handle, Value):
             answer = self.other_answer(answer) if handle in self._from_data else answer
             self.ask(GUARD, handle, answer)
@@ -355,6 +314,9 @@ class StepRecorder(RecordsSharded):
         """See `NumberTrace`. Raises: UnsupportedStep for a number that data decide."""
         if not isinstance(handle, Value):
             return number
+        if self.number_sizes.is_known_to_torch(handle):
+            asked: Plain = self.number_sizes.ask_torch(handle, number)
+            return asked
         number = self.of_numpy.typed(handle, number)
         long: Plain | None = self.texts.long_number(handle, number)
         if long is not None:
@@ -372,7 +334,8 @@ class StepRecorder(RecordsSharded):
         """See `NumberTrace`. Raises: UnsupportedStep where the text is made by a library."""
         if not isinstance(handle, Value):
             return convert(handle)
-        if handle in self._from_data and type(now) is not float:
+        is_whole = handle in self._from_data and type(now) is not float
+        if is_whole or self.number_sizes.is_of_arguments(handle):
             if self.texts.asks_whole_numbers:
                 return convert(self.fix(handle, now))
             self.texts.has_whole_numbers = True

@@ -95,20 +95,26 @@ def run_on_fakes(op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
         return _grouped_product(*args)
     if op is _aten._cudnn_rnn.default:
         return run_layer_on_fakes(*args)
-    if op is _aten._ctc_loss_backward.Tensor:  # torch has no fakes of it
-        return torch.empty_like(args[1], memory_format=torch.contiguous_format)
-    if op in (_aten._ctc_loss.default, _aten._ctc_loss.Tensor):
-        return (_ctc_loss if op is _aten._ctc_loss.default else _ctc_loss_of_unknown_lengths)(*args)
+    if (of_sequences := _CTC_LOSSES.get(op)) is not None:
+        return of_sequences(*args)
     if (made := convolved_on_fakes(op, args)) is not None or (made := resampled_on_fakes(op, args)) is not None:
         return made
     if op is _aten.native_batch_norm.default and (normed := _normed(*args)) is not None:
         return normed
     if op is _aten.linalg_lstsq.default and (made := least_squares(*args, **kwargs)) is not None:
         return made
+    if kwargs.get("generator") is not None and _has_symbolic_sizes(args):  # torch has fakes for its own generator only
+        return op.overloadpacket(*args, **{name: kwargs[name] for name in kwargs if name != "generator"})
     if op in LOSSES and 0 in args[1].shape:  # torch's fakes divide by the number of elements
         return args[1].new_empty(torch.broadcast_shapes(args[1].shape, args[2].shape))
     with answered_anew(op, args):
         return op(*args, **kwargs)
+
+
+def _has_symbolic_sizes(args: Sequence[Any]) -> bool:
+    """Whether arguments are numbers only, and some of them symbols: sizes of what an operator makes."""
+    sizes = [x for item in args for x in (item if isinstance(item, list | tuple) else (item,))]
+    return any(type(x) is torch.SymInt for x in sizes) and not any(isinstance(x, torch.Tensor) for x in sizes)
 
 
 def _ctc_loss(log_probs: torch.Tensor, targets: torch.Tensor, _: Any, target_lengths: Sequence[int], *__: Any) -> Any:
@@ -122,6 +128,18 @@ def _ctc_loss_of_unknown_lengths(log_probs: Any, *_: Any) -> Any:
     length, batch = log_probs.shape[:2]
     width = _aten.nonzero.default(log_probs.new_empty((2 * length + 1,))).shape[0]
     return log_probs.new_empty((batch,)), log_probs.new_empty((batch, length, width))
+
+
+def _ctc_gradient(_: Any, log_probs: torch.Tensor, *__: Any) -> torch.Tensor:
+    """Torch has no fakes of it, where the lengths are data."""
+    return torch.empty_like(log_probs, memory_format=torch.contiguous_format)
+
+
+_CTC_LOSSES: dict[object, Callable[..., Any]] = {
+    _aten._ctc_loss.default: _ctc_loss,
+    _aten._ctc_loss.Tensor: _ctc_loss_of_unknown_lengths,
+    _aten._ctc_loss_backward.Tensor: _ctc_gradient,
+}
 
 
 def least_squares(

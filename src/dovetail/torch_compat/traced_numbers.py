@@ -285,5 +285,7 @@ def as_size(number: Any) -> Any:
 
 
 def _counterpart(like: NumberNode, other: Any) -> NumberNode:
-    """What is to be computed with a number: a plain one, or a symbol of torch's."""
-    return like.number_of(torch.SymInt(other)).node if isinstance(other, SymNode) else like.beside(other)
+    """What is to be computed with a number: a plain one, or a symbol of torch's. What torch says of sizes is a fact."""
+    if not isinstance(other, SymNode):
+        return like.beside(other)
+    return like.number_of(torch.SymInt(other)).node if other.is_int() else like.beside(other.guard_bool("", 0))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from dovetail.torch_compat import fake_layouts, fakes
 from dovetail.torch_compat.checks.difference import first_difference
+from dovetail.torch_compat.data_sizes import size_with_hint, with_shape_env
+from dovetail.torch_compat.symbols import hint_of, new_shape_env
 
 _aten = torch.ops.aten
 _OF_TWO = (
@@ -108,7 +111,26 @@ def check_run_on_fakes() -> str | None:
                 told = fake_layouts.run_on_fakes(_aten._grouped_mm.default, twins, {})
             place = f"{dtype} {tuple(a.shape)} {tuple(b.shape)}"
             found.append((place, (told.shape, told.stride(), told.dtype), (made.shape, made.stride(), made.dtype)))
-    return first_difference(*found, _layout_of_gradients(), *_sizes_that_numbers_tell())
+    return first_difference(*found, _layout_of_gradients(), *_sizes_that_numbers_tell(), *_draws_of_any_size())
+
+
+def _draws_of_any_size() -> list[tuple[str, object, object]]:
+    """What draws by a generator give, where sizes are symbols: told, and made."""
+    generator, found = torch.Generator(), list[tuple[str, object, object]]()
+    calls: list[tuple[Any, Callable[[Any], tuple[Any, ...]]]] = [
+        (_aten.rand.generator, lambda n: ([n, 3],)),
+        (_aten.randint.generator, lambda n: (n, [n])),
+        (_aten.randperm.generator, lambda n: (n,)),
+    ]
+    for op, given in calls:
+        mode = fakes.new_fake_mode(new_shape_env())
+        size = size_with_hint(with_shape_env(mode), 5)
+        with mode:
+            told = fake_layouts.run_on_fakes(op, given(size), {"generator": generator, "device": torch.device("cpu")})
+        made = op(*given(5), generator=generator, device="cpu")
+        sizes = [size if isinstance(size, int) else hint_of(size) for size in told.shape]
+        found.append((str(op), (sizes, told.dtype), (list(made.shape), made.dtype)))
+    return found
 
 
 def _layout_of_gradients() -> tuple[str, object, object]:
