@@ -1,6 +1,9 @@
-"""Python numbers that are inputs of a program: what is computed with them are expressions over symbols.
+"""Python numbers that calls differ in: what is computed with them are expressions over symbols.
 
     def f(x, step): return x * (1 - 0.9**step)            mul(x, 1 + 0.9 ** number_1 * -1), for any `step`
+    def g(x): return x / math.sqrt(len(x))                div(x, math.sqrt(s0)), for any size of `x`
+
+They are inputs of a program, or sizes of its inputs.
 
 Expressions evaluate as Python does, to the same bits. Code that wants a plain number (a size, a key, a text) gets it,
 and code that asks whether a number is true gets an answer; both are *facts*, and the program is for numbers of which
@@ -25,7 +28,16 @@ from dovetail.torch_compat.traced_numbers import Plain, traced_number
 
 _LONGEST = 64  # operations in one expression; a longer one is a fact
 
-_OF_SIZES = frozenset({"symbol", "add", "mul", "floordiv", "mod"})
+_OF_TORCH: dict[str, Callable[..., Any]] = {
+    **{name: getattr(operator, name) for name in ("add", "mul", "floordiv", "mod")},
+    **{name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
+}
+_ROUNDING: dict[str, Callable[..., Any]] = {
+    **{name: getattr(math, name) for name in ("floor", "ceil", "trunc")},
+    "int": torch.sym_int,
+}
+_BEFORE_ROUNDING: dict[str, Callable[..., Any]] = {"truediv": operator.truediv, "mul": operator.mul}
+_CHOOSING = frozenset(("max", "min"))
 
 _OPERATIONS: dict[Callable[..., Any], str] = {
     operator.add: "add",
@@ -64,25 +76,34 @@ class NumberFact(NamedTuple):
             return f"{self.expr} is {self.answer!r}"
         return str(self.expr) if self.answer else f"not ({self.expr})"
 
+    @property
+    def condition(self) -> SizeExpr:
+        """What is true where it holds."""
+        if self.is_exact:
+            return SizeExpr("eq", (self.expr, self.answer))
+        return self.expr if self.answer else SizeExpr("not", (self.expr,))
+
 
 class NumberSymbols:
     """A `NumberTrace` whose handles are expressions.
 
     Attributes: now, by symbol, the numbers in the call that is recorded; facts, in the order in which they were asked;
-    symbols, of the recorder, for which every size symbol is to be known.
+    symbols, of the recorder, for which every size symbol is to be known; inputs, names of numbers that are inputs.
     """
 
     follows_numpy = False
 
-    def __init__(self, facts: dict[str, NumberFact], mode: FakeMode | None = None) -> None:
+    def __init__(self, facts: dict[str, NumberFact], mode: FakeMode, may_be_sizes: bool = False) -> None:
         """facts: known from recordings before, by their texts; those that are new are added.
 
         Python takes 0.0, -0.0 and False for one key, and code can tell them apart.
-        mode: of fakes, whose sizes and places whole numbers may be, as symbols; without it, they are facts then.
+        mode: of fakes. may_be_sizes: whole numbers that are inputs may be sizes and places, as symbols; otherwise they
+        are facts then.
         """
         self.now: dict[str, Plain] = {}
         self.facts = facts
-        self._mode = mode
+        self.inputs: set[str] = set()
+        self._mode, self._may_be_sizes = mode, may_be_sizes
         self.symbols: dict[str, Any] = {}
         self._sizes: dict[str, torch.SymInt] = {}
         self._noted = 0
@@ -90,11 +111,15 @@ class NumberSymbols:
     def declare(self, name: str, now: Plain) -> Any:
         """A number that code may compute with, which is an input."""
         self.now[name] = now
+        self.inputs.add(name)
         return traced_number(self, symbol(name), now)
 
     def apply(self, function: Callable[..., Any], operands: tuple[Any, ...], result: Plain) -> Any:
         """See `NumberTrace`. What has no expression is computed with the numbers as they are, which are facts."""
         made = self._expression(function, operands)
+        if made is not None and _length(made) > _LONGEST:
+            size = self._size(made) if isinstance(made, SizeExpr) and type(result) is int else None
+            made = None if size is None else scalar_of(size)  # torch may know a shorter way to say so
         if made is not None and _length(made) <= _LONGEST:
             return made
         for handle in operands:
@@ -126,14 +151,31 @@ class NumberSymbols:
     def decide(self, handle: Any, answer: bool) -> bool:
         """See `NumberTrace`."""
         if isinstance(handle, SizeExpr):
-            self._note(NumberFact(handle, answer, is_exact=False))
+            found = self._of_sizes_alone(handle)
+            if found is None:
+                self._note(NumberFact(handle, answer, is_exact=False))
+            else:
+                assert bool(found) is answer, "torch notes that it is"
         return answer
 
     def fix(self, handle: Any, number: Plain) -> Plain:
         """See `NumberTrace`."""
         if isinstance(handle, SizeExpr):
-            self._note(NumberFact(handle, number, is_exact=True))
+            found = self._of_sizes_alone(handle) if type(number) in (bool, int) else None
+            if found is None:
+                self._note(NumberFact(handle, number, is_exact=True))
+            else:
+                assert type(number)(found) == number, "torch notes that it is"
         return number
+
+    @property
+    def size_conditions(self) -> list[SizeExpr]:
+        """Facts of sizes of tensors, and no other numbers."""
+        return [fact.condition for fact in self.facts.values() if self.inputs.isdisjoint(fact.expr.symbols())]
+
+    def _of_sizes_alone(self, handle: SizeExpr) -> Any:
+        """What torch knows an expression by that hangs on sizes of tensors, and no other number; None if nothing."""
+        return self._size(handle) if self.inputs.isdisjoint(handle.symbols()) else None
 
     def _note(self, fact: NumberFact) -> None:
         self.facts.setdefault(str(fact), fact)
@@ -149,21 +191,21 @@ class NumberSymbols:
 
     def _size(self, handle: SizeExpr) -> Any:
         """A number as torch computes with sizes; None where it may not do so as Python does."""
-        env, names = None if self._mode is None else self._mode.shape_env, set(handle.symbols())
-        if env is None or not handle.uses_only(_OF_SIZES) or any(type(self.now[name]) is not int for name in names):
+        env, names = self._mode.shape_env, set(handle.symbols())
+        if env is None or not _is_of_torch(handle) or any(type(self.now[name]) is not int for name in names):
             return None
-        for name in names - self._sizes.keys():
+        if not (self._may_be_sizes or names.isdisjoint(self.inputs)):
+            return None
+        for name in names - self.symbols.keys():
             made = number_symbol(env, name, int(self.now[name]))
             if made is None:
                 return None
             self._sizes[name] = self.symbols[name] = made
-        symbols: dict[str, Any] = self._sizes
-        size: Any = handle.evaluate(symbols)
-        return size
+        return _computed_by_torch(handle, self.symbols)
 
     def note_sizes(self) -> None:
         """Let what torch has assumed of these symbols be facts."""
-        if self._sizes and self._mode is not None:
+        if self._sizes:
             trees = guard_trees(self._mode.shape_env, self._noted)
             self._noted += len(trees)
             for expr in map(tree_to_scalar, trees):
@@ -191,6 +233,33 @@ class NumberSymbols:
     def is_of_numpy(self, handle: Any) -> bool:
         """See `NumberTrace`: numbers are traced here where Python's own came in."""
         return False
+
+
+def _is_of_torch(handle: Scalar, may_be_rounded: bool = False) -> bool:
+    """Whether torch computes a whole number, or compares such, as Python does: it puts sums of floats in order."""
+    if not isinstance(handle, SizeExpr):
+        return may_be_rounded or type(handle) is int
+    if handle.op in _ROUNDING and isinstance(handle.args[0], SizeExpr):
+        inner = handle.args[0]
+        return inner.op in _BEFORE_ROUNDING and all(_is_of_torch(part, True) for part in inner.args)  # type: ignore[arg-type]
+    return handle.op == "symbol" or (
+        (handle.op in _OF_TORCH or handle.op in _CHOOSING) and all(map(_is_of_torch, handle.args))  # type: ignore[arg-type]
+    )
+
+
+def _computed_by_torch(handle: Any, symbols: Mapping[str, Any]) -> Any:
+    if not isinstance(handle, SizeExpr):
+        return handle
+    if handle.op == "symbol":
+        return symbols[str(handle.args[0])]
+    args = [_computed_by_torch(part, symbols) for part in handle.args]
+    if handle.op in _CHOOSING:
+        chosen = args[0]
+        for other in args[1:]:  # which one it is, is asked
+            is_next = other > chosen if handle.op == "max" else other < chosen
+            chosen = other if is_next else chosen
+        return chosen
+    return {**_OF_TORCH, **_ROUNDING, **_BEFORE_ROUNDING}[handle.op](*args)
 
 
 def broken_fact(facts: Iterable[NumberFact], numbers: Mapping[str, Number]) -> NumberFact | None:

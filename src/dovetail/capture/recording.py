@@ -23,7 +23,7 @@ from dovetail.capture.engine import Root, gradients_of, roots_of, without_backwa
 from dovetail.capture.functionalize import Functionalizer
 from dovetail.capture.inputs import InputMaker, InputSpec, constant_stand_in
 from dovetail.capture.left_modes import modes_left, unknown_before
-from dovetail.capture.number_functions import NumberFunctions
+from dovetail.capture.number_functions import numbers_traced
 from dovetail.capture.number_symbols import NumberSymbols
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.outputs import OutputAnalysis, analyse_outputs
@@ -49,10 +49,8 @@ from dovetail.ops.views import replay
 from dovetail.torch_compat.autograd import set_version, version_of
 from dovetail.torch_compat.decompositions import Decompositions, TakenApart
 from dovetail.torch_compat.fakes import FakeMode, fake_apart, is_fake
-from dovetail.torch_compat.modes import unnoticed_mode
 from dovetail.torch_compat.subclasses import AnyLayout, is_wrapper, put_together, take_apart
 from dovetail.torch_compat.symbols import expected_trees, guard_count, guard_trees
-from dovetail.torch_compat.traced_maths import traced_maths
 from dovetail.torch_compat.traced_numbers import is_traced, number_now
 
 
@@ -342,7 +340,7 @@ class Recording:
     @property
     def takes_numbers(self) -> bool:
         """Whether some inputs are traced numbers."""
-        return self._numbers is not None
+        return self._numbers is not None and len(self._numbers.inputs) > 0
 
     @property
     def operator_count(self) -> int:
@@ -357,7 +355,8 @@ class Recording:
     @property
     def size_conditions(self) -> list[Scalar]:
         """Those facts, over the size symbols."""
-        return [tree_to_scalar(tree) for tree in guard_trees(self.mode.shape_env)]
+        of_numbers = [] if self._numbers is None else self._numbers.size_conditions
+        return [*(tree_to_scalar(tree) for tree in guard_trees(self.mode.shape_env)), *of_numbers]
 
     @property
     def is_symbolic(self) -> bool:
@@ -388,13 +387,6 @@ class Recording:
     def _recording(self) -> Iterator[None]:
         around = self._around(self) if self._around else contextlib.nullcontext()
         if self._numbers is not None:
-            around = _numbers_traced(around)
+            around = numbers_traced(around, self._numbers.number_for)
         with recording_on_fakes(self.recorder, self.mode, self.origins, around, self._taken_apart):
             yield
-
-
-@contextlib.contextmanager
-def _numbers_traced(around: contextlib.AbstractContextManager[None]) -> Iterator[None]:
-    """While active, what code does with traced numbers is noted."""
-    with around, traced_maths(), NumberFunctions(), unnoticed_mode():
-        yield

@@ -19,9 +19,12 @@ from torch.overrides import TorchFunctionMode
 from dovetail.capture.drawn_arrays import is_drawn, tensor_of_drawn
 from dovetail.capture.item_log import FEW
 from dovetail.capture.number_functions import (
+    SIZES,
+    asks_for_user,
     is_traced_place,
     keywords_of,
     makes_tensor_of_numbers,
+    sizes_with_numbers,
     tensor_of_numbers,
 )
 from dovetail.capture.origins import OriginTracker
@@ -31,7 +34,6 @@ from dovetail.capture.step_tensors import of_graph_from_before
 from dovetail.errors import DovetailError, StateChangedOtherwise, UnsupportedStep
 from dovetail.ir.program import Origin
 from dovetail.ir.provenance import is_library_file
-from dovetail.reach.stand_ins import StandIn
 from dovetail.torch_compat.autograd import asks_where_or_how_often
 from dovetail.torch_compat.dispatch import is_composite, overloads, schema_of
 from dovetail.torch_compat.fakes import is_fake
@@ -41,9 +43,6 @@ _GRADIENT = (getattr(torch.Tensor.grad, "__get__"), getattr(torch.Tensor.grad, "
 _GRAPH = frozenset(getattr(getattr(torch.Tensor, name), "__get__") for name in ("is_leaf", "grad_fn", "output_nr"))  # noqa: B009
 _SET_DATA: Any = getattr(torch.Tensor.data, "__set__")  # noqa: B009
 _REGISTER = frozenset({torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook})
-_STAND_INS = sys.modules[StandIn.__module__].__file__
-_SHAPE: Any = getattr(torch.Tensor.shape, "__get__")  # noqa: B009
-_SIZES = frozenset({_SHAPE, torch.Tensor.size, torch.Tensor.numel, torch.numel, torch.Tensor.nelement})
 _TRUTH = frozenset({torch.Tensor.__bool__, torch.is_nonzero, torch.Tensor.is_nonzero})
 _WHOLE = frozenset({torch.int64, torch.int32, torch.bool})
 _AS_TEXT = frozenset({torch.Tensor.__repr__, torch.Tensor.__format__, torch.Tensor.__str__})
@@ -112,8 +111,8 @@ class StepFunctions(TorchFunctionMode):
         if func in _GRAPH and id(args[0]) in self.of_graphs:
             self.refusals.append(of_graph_from_before(self.of_graphs[id(args[0])], self._origins.here()))
             raise self.refusals[-1]
-        if func in _SIZES and _asks_for_user(sys._getframe(1)):
-            return self._with_numbers(func(*args, **keywords))
+        if func in SIZES and asks_for_user(sys._getframe(1)):
+            return sizes_with_numbers(func(*args, **keywords), self._number_for)
         if func in _REGISTER:
             self._note_hook(args[0])
         if func in _TRUTH and args[0].numel() == 1:
@@ -197,14 +196,6 @@ class StepFunctions(TorchFunctionMode):
             self._refuse("turns a tensor into text, in a library's code", "print it after the step")
         return made
 
-    def _with_numbers(self, sizes: Any) -> Any:
-        """What the code is told of sizes: numbers that are traced, where data decide them."""
-        if isinstance(sizes, torch.SymInt):
-            return self._number_for(sizes)
-        if isinstance(sizes, tuple) and any(isinstance(size, torch.SymInt) for size in sizes):
-            return type(sizes)([self._number_for(x) if isinstance(x, torch.SymInt) else x for x in sizes])
-        return sizes
-
     def _plain(self, argument: Any) -> Any:
         return self._token_for(argument) if is_traced(argument) and type(number_now(argument)) is float else argument
 
@@ -260,11 +251,6 @@ def _is_kernel_of_floats(name: str) -> bool:
     meant = overloads("aten", name)
     takes = any(argument.type == "float" for overload in meant for argument in schema_of(overload).arguments)
     return takes and not any(map(is_composite, meant))
-
-
-def _asks_for_user(frame: FrameType) -> bool:
-    file = frame.f_code.co_filename
-    return file == _STAND_INS or not is_library_file(file)
 
 
 def _has_few(tensor: torch.Tensor) -> bool:

@@ -23,7 +23,7 @@ from dovetail.frontends.donation import Donation
 from dovetail.frontends.handed_state import HandedState
 from dovetail.frontends.inputs import size_hints
 from dovetail.frontends.lifted_numbers import PLAIN_NUMBERS, ChangingNumbers, LiftedNumbers, NumberGuard
-from dovetail.frontends.recorded_call import CallRecorder, all_dims, recorded
+from dovetail.frontends.recorded_call import CallRecorder, NumberSeen, all_dims, recorded
 from dovetail.frontends.size_guard import SizeGuard
 from dovetail.frontends.structure import Classes, Structure, classes_in, flatten_call, is_flat, unflatten
 from dovetail.frontends.variant_cache import Variant, VariantCache
@@ -279,8 +279,9 @@ class FunctionCaptures:
     def _captured(self, call: Call, lifted: LiftedNumbers = PLAIN_NUMBERS) -> tuple[FunctionVariant, list[Any]]:
         try:
             return self._capture_and_select(call, lifted)
-        except PythonSideEffect:  # it may be a symbol of a size that the code keeps
-            if not self._options.dynamic:
+        except (PythonSideEffect, CaptureFailed) as error:  # it may be a size that the code keeps, or makes a key
+            is_of_size = isinstance(error, PythonSideEffect) or isinstance(error.__cause__, NumberSeen)
+            if not (self._options.dynamic and is_of_size):
                 raise
             return self._capture_and_select(call, lifted, dynamic=False)
         except DataDependentControlFlow as error:

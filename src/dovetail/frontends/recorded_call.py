@@ -154,9 +154,9 @@ class CallRecorder:
         self._given = {
             n: dict(attributes_of(inputs[n])) for n in self._leaf_places if n is not None and n < len(self.sources)
         }
-        numbers = NumberSymbols(self.facts, mode if are_sizes else None) if self.numbers else None
+        numbers = NumberSymbols(self.facts, mode, are_sizes) if self.numbers or dims is not None else None
         specs = [self._input_spec(i, tensor, mode, dims) for i, tensor in zip(self.sources, own, strict=False)]
-        if numbers is not None:
+        if numbers is not None and names:
             pairs = zip(names, own[len(self.sources) :], strict=True)
             specs += [InputSpec(name, SizeInput(name), numbers.declare(name, now)) for name, now in pairs]
         specs = specs_with_parts(own, specs, lambda part: fake_of(mode, part))
@@ -213,8 +213,8 @@ class CallRecorder:
 
     def _call(self, inputs: Sequence[Any]) -> list[Any]:
         results, self._output_spec = flatten(self.objects.call(self._target))
-        if self.numbers and holds_traced(keys_in(self._output_spec)):
-            raise NumberSeen
+        if holds_traced(keys_in(self._output_spec)):
+            raise NumberSeen("a size, or a number, is a key of a result")
         if self.objects.are_changed(self._shown(inputs)):
             raise PythonSideEffect(what="changed a container among its arguments")
         return results

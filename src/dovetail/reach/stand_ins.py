@@ -50,7 +50,7 @@ class StandIn:
         if not kwargs and any(isinstance(argument, (torch.Tensor, *_SYMBOLIC)) for argument in args):
             found = self._give(*args)
             if found is not NotImplemented:
-                if isinstance(found, _SYMBOLIC):
+                if isinstance(found, _SYMBOLIC) and not is_traced(found):  # such as say what they are
                     self._on_given()
                 return found
         return getattr(builtins, self._name)(*args, **kwargs)

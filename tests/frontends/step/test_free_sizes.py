@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dovetail
+from tests.alike import assert_alike
 
 LENGTHS = (8, 8, 5, 7, 3, 8, 11)
 Body = Callable[[SimpleNamespace, Tensor, Tensor], Any]
@@ -199,21 +200,6 @@ def test_sizes_are_numbers_of_each_call(body: Body, capsys: pytest.CaptureFixtur
         assert compiled[0].stats.captures == 1
     printed = capsys.readouterr().out
     assert printed[: len(printed) // 2] == printed[len(printed) // 2 :]
-
-
-def assert_alike(found: Any, wanted: Any) -> None:
-    """Tensors are equal bit by bit, everything else in its type and value."""
-    assert type(found) is type(wanted)
-    if isinstance(found, Tensor):
-        assert torch.equal(found, wanted)
-    elif isinstance(found, list | tuple):
-        for one, other in zip(found, wanted, strict=True):
-            assert_alike(one, other)
-    elif isinstance(found, dict):
-        for key in found:
-            assert_alike(found[key], wanted[key])
-    else:
-        assert found == wanted
 
 
 def test_a_tensor_of_which_only_the_size_is_read_is_an_input() -> None:

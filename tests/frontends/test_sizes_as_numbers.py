@@ -1,0 +1,140 @@
+"""Sizes that are symbols, as the numbers that compiled functions and frozen models take them for: in texts, keys,
+functions of `math` and NumPy, questions and results. Everything is compared with eager mode, bit by bit."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import dovetail
+from tests.alike import assert_alike
+
+LENGTHS = (8, 8, 5, 7, 3, 8)
+Function = Callable[[Tensor], Any]
+
+
+@functools.lru_cache(None)
+def remembered(n: int) -> float:
+    return math.sqrt(n) / 2
+
+
+def by_match(x: Tensor) -> Any:
+    match len(x):
+        case 8:
+            return x * 2
+        case 5 | 7:
+            return x * 3
+        case _:
+            return x / 2
+
+
+def powers_of_a_number(x: Tensor) -> Any:
+    k = len(x)
+    for n in range(100):
+        k = k + 1 if n % 2 else k * 2 - k
+    return x.new_zeros(k), k
+
+
+def with_a_gradient(x: Tensor) -> Any:
+    weight = torch.ones(6, requires_grad=True) * math.sqrt(len(x))
+    return ((x * weight).sum(0) / len(x)).detach()
+
+
+ONE_PROGRAM: dict[str, Function] = {
+    "results": lambda x: (x * 2, len(x), x.shape[0] // 2, x.numel() / 3, x.shape, {"n": x.size(0)}),
+    "parts": lambda x: (x * 2, divmod(len(x), 3), -(len(x) // -3), (len(x) - 20) // 7, (len(x) - 20) % 7),
+    "math": lambda x: x * math.log(len(x) + 0.5) / math.sqrt(x.shape[0]),
+    "floats in order": lambda x: x * (0.1 * len(x) * 0.3 * 0.7) + (0.3 + len(x) / 7 - 0.1),
+    "a tensor of sizes": lambda x: (x * torch.tensor(len(x)), torch.tensor([len(x), 1]), torch.as_tensor(x.shape)),
+    "rounded": lambda x: (x * round(len(x) * 0.37, 2), x[math.ceil(len(x) / 3) :], x[: int(len(x) * 0.6)]),
+    "chosen": lambda x: (x * max(len(x), 2), min(len(x) / 2, 90.0)),
+    "classes": lambda x: (x, isinstance(len(x), int), type(x.shape[0]) is int, x.shape == (len(x), 6)),
+    "a drawn index": lambda x: x[torch.randint(0, len(x), (len(x),), generator=torch.default_generator)],
+    "powers": powers_of_a_number,
+    "gradients": with_a_gradient,
+}
+MORE: dict[str, Function] = {
+    "texts": lambda x: (x * 2, f"{x.shape[0]} rows {tuple(x.shape)} {x.shape} {len(x) / 3:.2f}"),
+    "numpy": lambda x: x * float(np.sqrt(len(x))),
+    "keys": lambda x: x * {8: 1.0, 5: 2.0}.get(len(x), 3.0),
+    "keys of results": lambda x: {len(x): x * 2},
+    "remembered": lambda x: x * remembered(len(x)),
+    "bits": lambda x: x * len(x).bit_length(),
+    "a member": lambda x: x * (2.0 if len(x) in (3, 5) else 1.0),
+    "match": by_match,
+}
+
+
+@pytest.mark.parametrize("name", [*ONE_PROGRAM, *MORE])
+def test_sizes_are_numbers_of_each_call(name: str) -> None:
+    function = ONE_PROGRAM.get(name) or MORE[name]
+    compiled = dovetail.compile(function, dynamic=True)
+    for number, length in enumerate(LENGTHS):
+        x = torch.randn(length, 6)
+        torch.manual_seed(number)
+        wanted = function(x)
+        torch.manual_seed(number)
+        assert_alike(compiled(x), wanted)
+    if name in ONE_PROGRAM:
+        assert compiled.stats.captures == 1
+
+
+def test_scores_are_scaled_by_their_number_also_backward() -> None:
+    layer = nn.Linear(6, 6)
+
+    def attention(x: Tensor) -> Tensor:
+        scores = layer(x) @ x.T * (math.log(len(x)) / math.sqrt(len(x)))
+        return F.softmax(scores, -1) @ x
+
+    compiled = dovetail.compile(attention, dynamic=True)
+    for length in LENGTHS:
+        x = torch.randn(length, 6)
+        found = [compiled(x), *torch.autograd.grad(compiled(x).sum(), list(layer.parameters()))]
+        wanted = [attention(x), *torch.autograd.grad(attention(x).sum(), list(layer.parameters()))]
+        assert all(map(torch.equal, found, wanted))
+    assert compiled.stats.captures == 1
+
+
+class Net(nn.Module):
+    def __init__(self, function: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.linear, self.function = nn.Linear(6, 6), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.linear, x)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda f, x: f(x) / math.sqrt(len(x)),
+        lambda f, x: f(x) * math.log(len(x) + 1) * 0.1 * 0.3,
+        lambda f, x: f(x) * divmod(len(x), 3)[1],
+        lambda f, x: f(x) * (1 if isinstance(x.shape[0], int) else 5),
+    ],
+)
+def test_frozen_models_compute_with_any_size(function: Callable[[nn.Module, Tensor], Tensor], tmp_path: Path) -> None:
+    model = Net(function).eval()
+    frozen = dovetail.freeze(model, (torch.randn(4, 6),))
+    frozen.save(tmp_path / "net.dovetail")
+    loaded = dovetail.load(tmp_path / "net.dovetail")
+    for length in (4, 9, 1, 2, 17):
+        x = torch.randn(length, 6)
+        wanted = model(x)
+        assert torch.equal(frozen(x), wanted)
+        assert torch.equal(loaded(x), wanted)
+
+
+def test_a_text_of_a_size_fixes_it() -> None:
+    frozen = dovetail.freeze(Net(lambda f, x: f(x) * len(f"{len(x)}")).eval(), (torch.randn(4, 6),))
+    with pytest.raises(dovetail.DovetailError, match="dimension 0 of x is fixed to 4"):
+        frozen(torch.randn(12, 6))
