@@ -104,6 +104,37 @@ def test_scores_are_scaled_by_their_number_also_backward() -> None:
     assert compiled.stats.captures == 1
 
 
+@pytest.mark.parametrize("value", [0.3, -2.5, float("nan"), float("inf"), -0.0])
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda a: a * 0.1 * 0.3 * 0.7,
+        lambda a: a * 0,
+        lambda a: a - a,
+        lambda a: (a + a * 0.1 + a * 0.2) * 3,
+        lambda a: a**2 * 0.1 - 0.1 * a,
+        lambda a: a / 3 * 3 + 1 / (2 + abs(a - a)),
+        lambda a: -(-a * 0.3) / 0.3,
+        lambda a: max(a, 0.5) * math.tanh(a),
+        lambda a: (a, isinstance(a, float), type(a) is float),
+    ],
+)
+def test_numbers_off_tensors_are_computed_with_as_python_does(compute: Callable[[float], Any], value: float) -> None:
+    compiled = dovetail.compile(lambda x: compute(x.sum().item()))
+    assert repr(compiled(torch.tensor([value, 0.0]))) == repr(compute(torch.tensor([value, 0.0]).sum().item()))
+
+
+def test_a_size_that_torch_cannot_follow_is_known() -> None:
+    def cut(x: Tensor, y: Tensor) -> Tensor:
+        return x[: (2 * len(x) - len(y)) % (len(x) + 1)] + 1
+
+    for compile_it in (dovetail.compile, dovetail.compile_step):
+        compiled: Any = compile_it(cut, dynamic=True)
+        for rows, others in ((8, 3), (5, 4), (8, 3)):
+            x, y = torch.randn(rows, 2), torch.randn(others, 2)
+            assert torch.equal(compiled(x, y), cut(x, y))
+
+
 class Net(nn.Module):
     def __init__(self, function: Callable[[nn.Module, Tensor], Tensor]) -> None:
         super().__init__()

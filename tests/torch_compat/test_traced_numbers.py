@@ -52,6 +52,9 @@ class Trace:
         self.texts += 1
         return f"<{convert(0.25)}>"
 
+    def might_give(self, function: Callable[..., Any], operands: tuple[Any, ...]) -> None:
+        return None
+
     def again(self, number: Any, given: Sequence[Any]) -> Any:
         """A traced number, or a plain one, computed again from the inputs."""
         if not is_traced(number) and not isinstance(number, Handle):

@@ -49,7 +49,7 @@ class NumberFunctions(TorchFunctionMode):
 @contextlib.contextmanager
 def numbers_traced(around: contextlib.AbstractContextManager[None], number_for: Callable[[Any], Any]) -> Iterator[None]:
     """While active, what code does with traced numbers is noted. around: held. number_for: see `NumberTrace`."""
-    with around, traced_maths(), NumberFunctions(number_for), unnoticed_mode():
+    with around, traced_maths(number_for), NumberFunctions(number_for), unnoticed_mode():
         yield
 
 

@@ -22,9 +22,9 @@ import torch
 
 from dovetail.ir.convert import scalar_of, tree_to_scalar
 from dovetail.ir.sizes import OPAQUE, Number, Scalar, SizeExpr, evaluate, symbol
-from dovetail.torch_compat.fakes import FakeMode
-from dovetail.torch_compat.symbols import guard_trees, hint_of, hints_of_symbols, number_symbol
-from dovetail.torch_compat.traced_numbers import Plain, traced_number
+from dovetail.torch_compat.fakes import FakeMode, unknown_number
+from dovetail.torch_compat.symbols import guard_trees, hint_of, hints_of_symbols, number_symbol, unknown_symbols
+from dovetail.torch_compat.traced_numbers import Plain, is_traced, traced_number
 
 _LONGEST = 64  # operations in one expression; a longer one is a fact
 
@@ -38,6 +38,9 @@ _ROUNDING: dict[str, Callable[..., Any]] = {
 }
 _BEFORE_ROUNDING: dict[str, Callable[..., Any]] = {"truediv": operator.truediv, "mul": operator.mul}
 _CHOOSING = frozenset(("max", "min"))
+
+_SOME: dict[type, tuple[Plain, ...]] = {float: (0.625, 5.25, 11.5), int: (3, 8, 17)}  # where data decide
+_TURNS = len(_SOME[int])
 
 _OPERATIONS: dict[Callable[..., Any], str] = {
     operator.add: "add",
@@ -88,7 +91,8 @@ class NumberSymbols:
     """A `NumberTrace` whose handles are expressions.
 
     Attributes: now, by symbol, the numbers in the call that is recorded; facts, in the order in which they were asked;
-    symbols, of the recorder, for which every size symbol is to be known; inputs, names of numbers that are inputs.
+    symbols, of the recorder, for which every size symbol is to be known; inputs, names of numbers that are inputs;
+    unknown, names of those that data decide: in `now` they are something or other of their class.
     """
 
     follows_numpy = False
@@ -102,7 +106,7 @@ class NumberSymbols:
         """
         self.now: dict[str, Plain] = {}
         self.facts = facts
-        self.inputs: set[str] = set()
+        self.inputs, self.unknown = set[str](), set[str]()
         self._mode, self._may_be_sizes = mode, may_be_sizes
         self.symbols: dict[str, Any] = {}
         self._sizes: dict[str, torch.SymInt] = {}
@@ -152,20 +156,18 @@ class NumberSymbols:
         """See `NumberTrace`."""
         if isinstance(handle, SizeExpr):
             found = self._of_sizes_alone(handle)
-            if found is None:
-                self._note(NumberFact(handle, answer, is_exact=False))
-            else:
-                assert bool(found) is answer, "torch notes that it is"
+            if found is not None:
+                return bool(found)  # torch notes that it is
+            self._note(NumberFact(handle, answer, is_exact=False))
         return answer
 
     def fix(self, handle: Any, number: Plain) -> Plain:
         """See `NumberTrace`."""
         if isinstance(handle, SizeExpr):
             found = self._of_sizes_alone(handle) if type(number) in (bool, int) else None
-            if found is None:
-                self._note(NumberFact(handle, number, is_exact=True))
-            else:
-                assert type(number)(found) == number, "torch notes that it is"
+            if found is not None:
+                return type(number)(found)  # torch notes that it is
+            self._note(NumberFact(handle, number, is_exact=True))
         return number
 
     @property
@@ -178,6 +180,8 @@ class NumberSymbols:
         return self._size(handle) if self.inputs.isdisjoint(handle.symbols()) else None
 
     def _note(self, fact: NumberFact) -> None:
+        if not self.unknown.isdisjoint(fact.expr.symbols()):
+            raise unknown_number()
         self.facts.setdefault(str(fact), fact)
 
     def text(self, handle: Any, now: Plain, convert: Callable[[Any], str]) -> str:
@@ -192,7 +196,7 @@ class NumberSymbols:
     def _size(self, handle: SizeExpr) -> Any:
         """A number as torch computes with sizes; None where it may not do so as Python does."""
         env, names = self._mode.shape_env, set(handle.symbols())
-        if env is None or not _is_of_torch(handle) or any(type(self.now[name]) is not int for name in names):
+        if env is None or not _is_of_torch(handle, self.now):
             return None
         if not (self._may_be_sizes or names.isdisjoint(self.inputs)):
             return None
@@ -222,29 +226,58 @@ class NumberSymbols:
                     bool(size == hint if hint in (0, 1) else size >= 2)
         return result
 
+    def told(self, result: Any) -> Any:
+        """What code is told of what an operator gives: of a float, as torch knows it, a traced number."""
+        return self.number_for(result) if type(result) is torch.SymFloat and not is_traced(result) else result
+
     def number_for(self, size: Any) -> Any:
         """See `NumberTrace`."""
-        hint, expr = hint_of(size), scalar_of(size)
-        if hint is None or not isinstance(expr, SizeExpr):
-            return size if hint is None else int(size)
+        expr = scalar_of(size)
+        if not isinstance(expr, SizeExpr):
+            return expr
         self.now.update(hints_of_symbols(size))
-        return traced_number(self, expr, hint)
+        unknown = unknown_symbols(size)
+        self.unknown.update(unknown)
+        self.now.update((name, _SOME[kind][0]) for name, kind in unknown.items())
+        now = hint_of(size) if not unknown else self._might_be(expr.evaluate)
+        return size if now is None else traced_number(self, expr, now)
+
+    def might_give(self, function: Callable[..., Any], operands: tuple[Any, ...]) -> Plain | None:
+        """See `NumberTrace`."""
+        names = {name for x in operands if isinstance(x, SizeExpr) for name in x.symbols()}
+        if self.unknown.isdisjoint(names):
+            return None
+        found: Plain | None = self._might_be(lambda numbers: function(*(evaluate(x, numbers) for x in operands)))
+        return found
+
+    def _might_be(self, compute: Callable[[Mapping[str, Number]], Any]) -> Any:
+        """What is computed with some numbers in the place of those that are not known; None if with none."""
+        for turn in range(_TURNS):
+            some = {name: _SOME[type(self.now[name])][turn] for name in self.unknown}
+            try:
+                return compute({**self.now, **some})
+            except (ArithmeticError, ValueError):
+                continue
+        return None
 
     def is_of_numpy(self, handle: Any) -> bool:
         """See `NumberTrace`: numbers are traced here where Python's own came in."""
         return False
 
 
-def _is_of_torch(handle: Scalar, may_be_rounded: bool = False) -> bool:
-    """Whether torch computes a whole number, or compares such, as Python does: it puts sums of floats in order."""
+def _is_of_torch(handle: Any, now: Mapping[str, Plain], is_rounded: bool = False) -> bool:
+    """Whether torch computes a whole number, or compares such, as Python does: it puts sums of floats in order.
+
+    is_rounded: the number is rounded next, and may be a float. now: what symbols are.
+    """
     if not isinstance(handle, SizeExpr):
-        return may_be_rounded or type(handle) is int
+        return is_rounded or type(handle) is int
+    if handle.op == "symbol":
+        return is_rounded or type(now[str(handle.args[0])]) is int
     if handle.op in _ROUNDING and isinstance(handle.args[0], SizeExpr):
         inner = handle.args[0]
-        return inner.op in _BEFORE_ROUNDING and all(_is_of_torch(part, True) for part in inner.args)  # type: ignore[arg-type]
-    return handle.op == "symbol" or (
-        (handle.op in _OF_TORCH or handle.op in _CHOOSING) and all(map(_is_of_torch, handle.args))  # type: ignore[arg-type]
-    )
+        return inner.op in _BEFORE_ROUNDING and all(_is_of_torch(part, now, True) for part in inner.args)
+    return (handle.op in _OF_TORCH or handle.op in _CHOOSING) and all(_is_of_torch(part, now) for part in handle.args)
 
 
 def _computed_by_torch(handle: Any, symbols: Mapping[str, Any]) -> Any:

@@ -206,8 +206,8 @@ class Recorder(RecordsSparse, RecordsFacts, PlainMode):
         if isinstance(argument, tuple | list):
             return (type(argument) if type(argument) in (tuple, list) else list)(map(self.operand_of, argument))
         if isinstance(argument, torch.dtype) and argument in QUANTIZED:  # fakes would carry on with floats
-            what, instead = "a quantized tensor", "dequantize it first"
-            raise UnsupportedTensor(name=str(argument), kind=what, hint=instead, origin=self._origins.here())
+            what, instead, here = "a quantized tensor", "dequantize it first", self._origins.here()
+            raise UnsupportedTensor(name=str(argument), kind=what, hint=instead, origin=here)
         return argument
 
     # --- recording ---------------------------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ class Recorder(RecordsSparse, RecordsFacts, PlainMode):
         sparse = self.run_sparse(func, args, kwargs or {})
         result = self._record(func, types, args, kwargs) if sparse is None else sparse[0]
         self.views.read(func, args, result)
-        return result
+        return result if self._numbers is None else self._numbers.told(result)
 
     def _record(self, func: Any, types: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
         if isinstance(types, Sequence) and any(map(is_wrapper_type, types)):

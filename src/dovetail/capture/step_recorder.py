@@ -295,6 +295,10 @@ class StepRecorder(RecordsSizes):
         """See `NumpyNumbers`. Raises: UnsupportedStep."""
         return self.of_numpy.dtype_of(numbers, self._refuse)
 
+    def might_give(self, function: Callable[..., Any], operands: tuple[Any, ...]) -> Plain | None:
+        """See `NumberTrace`: all numbers are known, from an eager run."""
+        return None
+
     def is_of_numpy(self, handle: Any) -> bool:
         """See `NumberTrace`."""
         return self.of_numpy.may_be(handle)

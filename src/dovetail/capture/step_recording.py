@@ -63,9 +63,9 @@ from dovetail.torch_compat.traced_numbers import handle_of, is_traced
 class StepRecording:
     """Make one, call `run`, `leave` for each value that is wanted besides results, then `programs`.
 
-    Attributes: tensors: those given, then the gradients that they hold, then local parts; numbers; recorder; held,
-    locals, moves, exits, flags: see `RecordedStep`; first_local, of the parts; hooked: labels of tensors that have
-    more hooks afterwards, with the line; left, see `leave`.
+    Attributes: dynamic; tensors: those given, then the gradients that they hold, then local parts; numbers; recorder;
+    held, locals, moves, exits, flags: see `RecordedStep`; first_local, of the parts; hooked: labels of tensors that
+    have more hooks afterwards, with the line; left, see `leave`.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class StepRecording:
         for item in self.tensors:
             check_state(item, line_of)
         self.mode = new_fake_mode(new_shape_env() if dynamic else None, meta_stands_for=meta_stands_for)
-        self.origins, self._dynamic = OriginTracker(), dynamic
+        self.origins, self.dynamic = OriginTracker(), dynamic
         self.recorder = StepRecorder(self.origins, self.mode, hints)
         self.locals, self.first_local = sharded.places_of_locals(self.tensors), len(tensors) + len(held)
         self.held = {index: len(tensors) + k for k, (index, _) in enumerate(held)}
@@ -171,7 +171,7 @@ class StepRecording:
     @contextlib.contextmanager
     def _exchanged(self) -> Iterator[None]:
         """While active, the tensor objects are fakes."""
-        fakes = [sharded.fake_or_itself(self.mode, item, self._dynamic) for item in self.tensors]
+        fakes = [sharded.fake_or_itself(self.mode, item, self.dynamic) for item in self.tensors]
         gradients = [(i, item.tensor.grad) for i, item in enumerate(self.tensors) if item.tensor.is_leaf]
         done: list[tuple[torch.Tensor, torch.Tensor]] = []
         try:

@@ -279,11 +279,13 @@ class FunctionCaptures:
     def _captured(self, call: Call, lifted: LiftedNumbers = PLAIN_NUMBERS) -> tuple[FunctionVariant, list[Any]]:
         try:
             return self._capture_and_select(call, lifted)
-        except (PythonSideEffect, CaptureFailed) as error:  # it may be a size that the code keeps, or makes a key
-            is_of_size = isinstance(error, PythonSideEffect) or isinstance(error.__cause__, NumberSeen)
-            if not (self._options.dynamic and is_of_size):
+        except (PythonSideEffect, CaptureFailed) as error:  # the code, or torch, may not do with symbols of sizes
+            if not self._options.dynamic or isinstance(error.__cause__, TensorsSeen | ObjectSeen):
                 raise
-            return self._capture_and_select(call, lifted, dynamic=False)
+            try:
+                return self._capture_and_select(call, lifted, dynamic=False)
+            except CaptureFailed as other:
+                raise other if isinstance(other.__cause__, TensorsSeen | ObjectSeen | NumberSeen) else error from None
         except DataDependentControlFlow as error:
             try:  # with symbols for sizes that depend on data, which costs more to record
                 return self._capture_and_select(call, lifted, unknown_sizes=True)

@@ -154,7 +154,8 @@ class CallRecorder:
         self._given = {
             n: dict(attributes_of(inputs[n])) for n in self._leaf_places if n is not None and n < len(self.sources)
         }
-        numbers = NumberSymbols(self.facts, mode, are_sizes) if self.numbers or dims is not None else None
+        has_numbers = bool(self.numbers) or mode.shape_env is not None
+        numbers = NumberSymbols(self.facts, mode, are_sizes) if has_numbers else None
         specs = [self._input_spec(i, tensor, mode, dims) for i, tensor in zip(self.sources, own, strict=False)]
         if numbers is not None and names:
             pairs = zip(names, own[len(self.sources) :], strict=True)

@@ -40,6 +40,11 @@ def __getattr__(name: str) -> object:
     return DataDependentOutputException, DynamicOutputShapeException, symbolic_shapes.GuardOnDataDependentSymNode
 
 
+def unknown_number() -> Exception:
+    """What torch raises where code asks for a number that only data tell."""
+    return DataDependentOutputException(torch.ops.aten._local_scalar_dense.default)
+
+
 FakeMode = FakeTensorMode
 _BYTES_OF: weakref.WeakKeyDictionary[FakeTensorMode, dict[int, torch.UntypedStorage]] = weakref.WeakKeyDictionary()
 
@@ -67,7 +72,7 @@ class _Thread(threading.local):
 
 
 _HERE = _Thread()
-_LOGGER = logging.getLogger("torch._subclasses.fake_tensor")
+_LOGGERS = [logging.getLogger(f"torch.{name}") for name in ("_subclasses.fake_tensor", "fx.experimental.sym_node")]
 
 
 def _is_told(_: logging.LogRecord) -> bool:
@@ -77,8 +82,9 @@ def _is_told(_: logging.LogRecord) -> bool:
 @contextmanager
 def failures_not_logged() -> Iterator[None]:
     """While active, operators that fail on fakes in this thread raise, and torch does not log their traceback."""
-    if _is_told not in _LOGGER.filters:
-        _LOGGER.addFilter(_is_told)
+    for logger in _LOGGERS:
+        if _is_told not in logger.filters:
+            logger.addFilter(_is_told)
     before, _HERE.is_quiet = _HERE.is_quiet, True
     try:
         yield

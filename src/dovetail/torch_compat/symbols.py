@@ -241,10 +241,17 @@ def number_symbol(shape_env: ShapeEnv, name: str, now: int) -> torch.SymInt | No
     return number if symbol_name(number) == name else None
 
 
-def hints_of_symbols(number: torch.SymInt) -> dict[str, int]:
-    """What each symbol in a symbolic number is now, by name."""
-    env, symbols = number.node.shape_env, number.node.expr.free_symbols
+def hints_of_symbols(number: torch.SymInt | torch.SymFloat) -> dict[str, int]:
+    """What each symbol in a symbolic number is now, by name, where that is known."""
+    env, unknown = number.node.shape_env, symbolic_shapes.free_unbacked_symbols(number)
+    symbols = number.node.expr.free_symbols - unknown
     return {_name_of(one): int(env.create_symintnode(one, hint=None).node.hint) for one in symbols}
+
+
+def unknown_symbols(number: torch.SymInt | torch.SymFloat) -> dict[str, type]:
+    """The symbols in a symbolic number that only data tell, by name, with the class of numbers that each stands for."""
+    unknown = symbolic_shapes.free_unbacked_symbols(number)
+    return {_name_of(one): int if one.is_integer else float for one in unknown}
 
 
 @contextmanager

@@ -19,12 +19,14 @@ import numpy as np
 import torch
 from torch.nn.utils import clip_grad
 
+from dovetail.torch_compat.data_sizes import without_hint
 from dovetail.torch_compat.traced_numbers import (
     NumberNode,
     NumberTrace,
     fixed_number,
     is_traced,
     plain_float,
+    result_now,
     traced_number,
 )
 from dovetail.torch_compat.traced_sequences import SEQUENCE_FUNCTIONS, followed_call
@@ -36,7 +38,7 @@ _MATHS = tuple(name for name in vars(math) if callable(getattr(math, name)) and 
 
 
 @contextlib.contextmanager
-def traced_maths() -> Iterator[None]:
+def traced_maths(number_for: Callable[[Any], Any] | None = None) -> Iterator[None]:
     """While active, what Python does with traced numbers is noted also where it would ask for plain ones.
 
     Functions of `math` and of sequences, `max` and `min` are noted, and so are all operators as Python has them:
@@ -44,6 +46,9 @@ def traced_maths() -> Iterator[None]:
     powers, and do not compute with truth values. Code outside torch that asks whether a traced number is a float, say,
     is told so. What one is as text is up to its trace. Arrays of NumPy, and tables, ask for the plain number. Copies
     are the number. Bounds of gradients, which torch makes floats of, stay traced.
+
+    number_for: gives traced numbers for symbols of torch of which nothing is known. Torch puts sums and products
+    of floats in order, and takes a number less itself for 0, which may be NaN.
     """
     changed: list[tuple[Any, str, Any]] = []
 
@@ -55,9 +60,10 @@ def traced_maths() -> Iterator[None]:
     try:
         for symbolic in _SYMBOLIC:
             for name, function in _BINARY.items():
-                change(symbolic, f"__{name}__", functools.partial(_binary, function))
+                change(symbolic, f"__{name}__", functools.partial(_binary, function, number_for))
                 if name not in _COMPARISONS:
-                    change(symbolic, f"__r{name}__", functools.partial(_binary, function, is_reflected=True))
+                    reflected = functools.partial(_binary, function, number_for, is_reflected=True)
+                    change(symbolic, f"__r{name}__", reflected)
             for name, of_one in _UNARY.items():
                 change(symbolic, f"__{name}__", functools.partial(_unary, of_one))
             change(symbolic, "__divmod__", lambda _: lambda self, other: (self // other, self % other))
@@ -69,12 +75,12 @@ def traced_maths() -> Iterator[None]:
             change(symbolic, "__array__", lambda _: _plain_array)
         change(torch.SymFloat, "item", lambda _: property(_item_of_numpy))
         for name in _MATHS:
-            change(math, name, _traced_function)
+            change(math, name, functools.partial(_traced_function, number_for))
         for module, names in SEQUENCE_FUNCTIONS:
             for name in names:
                 change(module, name, _traced_function_of_sequences)
         for name in ("max", "min"):
-            change(builtins, name, _traced_function)
+            change(builtins, name, functools.partial(_traced_function, None))
         change(builtins, "isinstance", _instance_question)
         change(clip_grad, "float", lambda _: _float)
         yield
@@ -178,11 +184,17 @@ def _instance_question(before: Callable[..., bool]) -> Callable[..., bool]:
 
 
 def _binary(
-    function: Callable[[Any, Any], Any], before: Callable[[Any, Any], Any] | None, *, is_reflected: bool = False
+    function: Callable[[Any, Any], Any],
+    number_for: Callable[[Any], Any] | None,
+    before: Callable[[Any, Any], Any] | None,
+    *,
+    is_reflected: bool = False,
 ) -> Callable[[Any, Any], Any]:
     """A method for an operator of two numbers. before: the method that it stands in for, if there was one."""
 
     def method(self: Any, other: Any) -> Any:
+        if number_for is not None and (function is operator.truediv or not _are_whole(self, other)):
+            self, other = _without_symbols(number_for, self), _without_symbols(number_for, other)
         if type(other) is torch.SymInt and is_traced(self) and not is_traced(other):
             other = self.node.trace.number_for(other)
         elif is_traced(other) and type(self) is torch.SymInt and not is_traced(self):
@@ -190,7 +202,7 @@ def _binary(
         if is_traced(self) and (is_traced(other) or type(other) in (bool, int, float)):
             node = other.node if is_traced(other) else self.node.beside(other)
             first, second = (node, self.node) if is_reflected else (self.node, node)
-            if type(function(first.now, second.now)) in (bool, int, float):
+            if type(result_now(function, (first, second))) in (bool, int, float):
                 if function is operator.pow:
                     _ask_type_of_power(first, second)
                 made = first.apply(function, second)
@@ -206,6 +218,16 @@ def _binary(
         return NotImplemented if before is None else before(self, other)
 
     return method
+
+
+def _are_whole(*numbers: Any) -> bool:
+    return all(type(number) in (torch.SymInt, int, bool) for number in numbers)
+
+
+def _without_symbols(number_for: Callable[[Any], Any], number: Any) -> Any:
+    """A traced number in the place of one of torch's symbols of which nothing is known."""
+    is_symbol = type(number) in (torch.SymInt, torch.SymFloat) and without_hint(number)
+    return number_for(number) if is_symbol else number
 
 
 def _unary(function: Callable[[Any], Any], before: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
@@ -234,16 +256,18 @@ def _ask_sign(node: NumberNode) -> None:
         node.apply(operator.lt, node.beside(0)).guard_bool()
 
 
-def _traced_function(function: Callable[..., Any]) -> Callable[..., Any]:
+def _traced_function(number_for: Callable[[Any], Any] | None, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
+        if number_for is not None:
+            args = tuple([_without_symbols(number_for, argument) for argument in args])
         first = next((argument for argument in args if is_traced(argument)), None)
         if first is None or kwargs or any(not is_traced(a) and type(a) not in (bool, int, float) for a in args):
             return function(*args, **kwargs)
         given = [argument.node if is_traced(argument) else first.node.beside(argument) for argument in args]
         if function in _CHOICES and len({type(node.now) for node in given}) > 1:
             return function(*args)  # the result is of the type of the one that is chosen: it asks which that is
-        result = function(*[node.now for node in given])
+        result = result_now(function, given)
         if type(result) not in (bool, int, float):
             return function(*args)
         trace: NumberTrace = first.node.trace

@@ -13,7 +13,7 @@ import contextlib
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
@@ -62,6 +62,9 @@ class NumberTrace(Protocol):
 
     def is_of_numpy(self, handle: Any) -> bool:
         """Whether the number may be one of NumPy's, of which torch makes tensors of 64 bits."""
+
+    def might_give(self, function: Callable[..., Any], operands: tuple[Any, ...]) -> Plain | None:
+        """What a function might give of these handles, where what they are now is not known; None where it is."""
 
 
 class NumberNode(_SymNode):  # type: ignore[misc]
@@ -143,7 +146,7 @@ class NumberNode(_SymNode):  # type: ignore[misc]
 
     def apply(self, function: Callable[..., Any], *others: NumberNode) -> NumberNode:
         nodes = (self, *others)
-        result = function(*[node.now for node in nodes])
+        result = result_now(function, nodes)
         handle = self.trace.apply(function, tuple([node.handle for node in nodes]), result)
         return NumberNode(self.trace, handle, result)
 
@@ -216,6 +219,17 @@ def _method(function: Callable[..., Any]) -> Callable[..., NumberNode]:
 
 for _name, _function in _OPERATIONS.items():
     setattr(NumberNode, _name, _method(_function))
+
+
+def result_now(function: Callable[..., Any], nodes: Sequence[NumberNode]) -> Any:
+    """What a function gives of numbers as they are now; of some that are not known, what it might give."""
+    try:
+        return function(*[node.now for node in nodes])
+    except (ArithmeticError, ValueError):
+        found = nodes[0].trace.might_give(function, tuple([node.handle for node in nodes]))
+        if found is None:
+            raise
+        return found
 
 
 def traced_number(trace: NumberTrace, handle: object, now: Plain) -> Any:

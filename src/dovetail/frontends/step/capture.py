@@ -258,7 +258,7 @@ class StepCapture:
     def _new_recording(
         self, tensors: list[StepTensor], numbers: list[StepNumber], hints: ItemHints, assume_cleared: bool
     ) -> StepRecording:
-        told = {"dynamic": self._options.dynamic, "line_of": self._reachable.line_naming}
+        told = {"dynamic": self._ways.has_free_sizes, "line_of": self._reachable.line_naming}
         recording = self.recording(tensors, numbers, hints, assume_cleared=assume_cleared, **told)
         recording.recorder.share_answers(self.answers)
         recording.recorder.stops_at_weights = self.stops_at_weights

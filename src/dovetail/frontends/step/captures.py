@@ -70,7 +70,7 @@ class StepCaptures:
         self.given_up: DovetailError | None = None
         self.searching: list[torch.optim.Optimizer] | None = None
         self._cache, self._state, self.falls_back, self._options = cache, state, falls_back, options
-        self._new_lifting = partial(Lifting, may_have_symbols=options.memory_limit is None)  # else some may pass it
+        self._new_lifting = partial(Lifting, may_have_symbols=options.memory_limit is None, dynamic=options.dynamic)
         self._lifting, self._eager, self._why_eager, self._once = self._new_lifting(), EagerRuns(), "", ToldOnce()
         self._missed = self._failed = False
         self._refused: UnsupportedDistributed | None = None

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from dovetail.capture.step_questions import Question
-from dovetail.errors import DovetailError, StateChangedOtherwise
+from dovetail.errors import CaptureFailed, DovetailError, StateChangedOtherwise
 from dovetail.frontends.step.containers import Path
 from dovetail.frontends.step.guard import BoundTo, StepGuard
 from dovetail.frontends.step.held_arrays import array_slots, large_arrays
@@ -71,10 +71,12 @@ class Lifting:
     calls_hooks: hooks of optimizers are host calls. asks_texts: whole numbers that data decide are asked for where they
     are made into texts. makes_arrays: arrays of NumPy that the step makes are made before each run. answered_otherwise:
     questions of programs, by their numbers, that had other answers in this call. has_symbols: numbers are symbols where
-    they are sizes or places of operators, because calls have shown too many.
+    they are sizes or places of operators, because calls have shown too many. has_free_sizes: so are sizes of arguments.
     """
 
-    def __init__(self, *, may_have_symbols: bool) -> None:
+    def __init__(self, *, may_have_symbols: bool, dynamic: bool) -> None:
+        """may_have_symbols: for numbers; some may pass a limit of memory. dynamic: for sizes of arguments."""
+        self._dynamic = self.has_free_sizes = dynamic
         self.guarded = Numbers()
         self.calls_hooks = self.asks_texts = self.makes_arrays = self.has_symbols = False
         self.answered_otherwise: dict[int, Question] = {}
@@ -94,7 +96,7 @@ class Lifting:
     def has_another_way(
         self, error: Exception, tried: Tried, reachable: ReachableState, *, may_be_numbers: bool
     ) -> bool:
-        """Whether the step is recorded in another way after an error: its symbols, draws, hooks, or texts.
+        """Whether the step is recorded in another way after an error: its symbols, draws, hooks, texts, or sizes.
 
         tried: the recording. may_be_numbers: it is perhaps for numbers, which are inputs, that draws did not work.
         """
@@ -111,6 +113,9 @@ class Lifting:
             return True
         wants_texts = tried.has_texts_of_data and not self.asks_texts  # the code may need the text itself
         self.asks_texts = self.asks_texts or wants_texts
+        if not wants_texts and self._dynamic and isinstance(error, CaptureFailed):
+            self.has_free_sizes = not self.has_free_sizes  # the code, or torch, may not do with symbols
+            return not self.has_free_sizes
         return wants_texts
 
     def see(self, leaves: Sequence[Any], structure: Structure) -> None:

@@ -314,11 +314,11 @@ def expected_tensors(
     """What is expected of the tensors of a recorded step.
 
     kept: those that a program takes, by their number. given: leaves of the arguments, and tensors read like these.
-    options: of the step; with dynamic, sizes of arguments are symbols.
+    options: of the step.
     """
     tensors = [item.tensor for item in recording.tensors]
     sizes = None
-    if options.dynamic:
+    if recording.dynamic:
         sizes = SizeGuard(tuple(recording.description_of(i) for i in kept), tuple(recording.size_conditions))
     return TensorKinds(
         [sources[i] for i in kept],

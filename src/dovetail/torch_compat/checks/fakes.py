@@ -100,6 +100,12 @@ def check_data_dependent_errors() -> str | None:
     return "item() of a fake tensor gave a number"
 
 
+def check_unknown_number() -> str | None:
+    """What is raised for a number that only data tell is among what torch raises."""
+    known = fakes.DATA_DEPENDENT_ERRORS
+    return first_difference(("whether it is", isinstance(fakes.unknown_number(), known), True))
+
+
 def check_allow_real_inputs() -> str | None:
     """Real tensors can be allowed for a while."""
     mode = fakes.new_fake_mode()
@@ -368,6 +374,7 @@ CHECKS = (
     check_has_no_numbers,
     check_number_behind,
     check_data_dependent_errors,
+    check_unknown_number,
     check_allow_real_inputs,
     check_keep_number,
     check_graph_fake_mode,

@@ -238,9 +238,21 @@ def check_hints_of_symbols() -> str | None:
     )
 
 
+def check_unknown_symbols() -> str | None:
+    """Symbols that data decide are told apart from others, whole ones from floats."""
+    env, rows, _ = _symbolic_sizes()
+    count, share = env.create_unbacked_symint(), env.create_unbacked_symfloat()
+    found = symbols.unknown_symbols(torch.sym_float(count * rows) * share)
+    return first_difference(
+        ("classes", sorted(x.__name__ for x in found.values()), ["float", "int"]),
+        ("those that are known", symbols.hints_of_symbols(count * rows), {str(symbols.symbol_name(rows)): 5}),
+    )
+
+
 CHECKS = (
     check_number_symbol,
     check_hints_of_symbols,
+    check_unknown_symbols,
     check_number_functions,
     check_number_function_text,
     check_shape_env_of,

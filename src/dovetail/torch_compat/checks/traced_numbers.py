@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections import OrderedDict
 from collections.abc import Callable
@@ -56,6 +57,10 @@ class TraceOfTexts:
         """See `NumberTrace`."""
         return handle == "of numpy"
 
+    def might_give(self, function: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
+        """See `NumberTrace`."""
+        return 7.0 if "unknown" in operands else None
+
 
 class _Seen(DispatchMode):
     def __init__(self) -> None:
@@ -65,6 +70,21 @@ class _Seen(DispatchMode):
     def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         self.arguments += [*args[1:], *(kwargs or {}).values()]
         return args[0]
+
+
+def check_result_now() -> str | None:
+    """A function that fails with a number fails, unless another number may stand there."""
+    trace = TraceOfTexts()
+    nodes = [traced_numbers.traced_number(trace, name, 0.0).node for name in ("x", "unknown")]
+    try:
+        traced_numbers.result_now(math.log, nodes[:1])
+        failure = "nothing"
+    except ValueError as error:
+        failure = type(error).__name__
+    return first_difference(
+        ("of a known number", failure, "ValueError"),
+        ("of another one", traced_numbers.result_now(math.log, nodes[1:]), 7.0),
+    )
 
 
 def check_traced_number() -> str | None:
@@ -176,6 +196,7 @@ def check_as_size() -> str | None:
 
 CHECKS = (
     check_as_size,
+    check_result_now,
     check_traced_number,
     check_plain_float,
     check_is_traced,
