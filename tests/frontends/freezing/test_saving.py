@@ -92,6 +92,22 @@ def test_a_cache(tmp_path: Path) -> None:
         assert torch.equal(loaded(x, position), _eager(model, x, position))
 
 
+def test_attention_over_padded_rows(tmp_path: Path) -> None:
+    class Attends(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.MultiheadAttention(8, 2, batch_first=True)
+
+        def forward(self, x: Tensor, padding: Tensor) -> Any:
+            return self.layer(x, x, x, key_padding_mask=padding)
+
+    model = Attends().eval()
+    x, padding = torch.randn(3, 5, 8), torch.arange(5) >= torch.tensor([[5], [3], [1]])
+    loaded = _round(dovetail.freeze(model, (x, padding), dynamic_shapes="static"), tmp_path)
+    for found, wanted in zip(loaded(x, padding), _eager(model, x, padding), strict=True):
+        assert torch.equal(found, wanted)
+
+
 def test_containers_and_defaults(tmp_path: Path) -> None:
     model = Nested()
     batch = {"x": torch.rand(3, 4), "mask": torch.ones(3, dtype=torch.bool)}
