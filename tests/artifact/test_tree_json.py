@@ -227,6 +227,7 @@ def test_what_cannot_be_written() -> None:
         {"kind": "default dict"},
         {"kind": "deque", "limit": 0, "children": [{"kind": "leaf"}]},
         {"kind": "deque", "limit": True, "children": [{"kind": "leaf"}]},
+        {"kind": "size", "children": [{"kind": "list"}]},
         {"kind": "return type", "name": "__class__"},
         {"kind": "return type", "name": "no_such"},
         {"kind": "return type", "name": "max", "children": [{"kind": "leaf"}]},
@@ -242,6 +243,12 @@ def test_what_cannot_be_written() -> None:
 def test_forged_structures(data: Any) -> None:
     with pytest.raises(ValueError, match=r"."):
         tree_from_json(data)
+
+
+def test_sizes_hold_numbers() -> None:
+    tree = tree_from_json({"kind": "size", "children": [{"kind": "leaf"}, {"kind": "leaf"}]})
+    assert type(put_together([2, 3], tree)) is torch.Size
+    assert put_together([2, "x"], tree) == (2, "x")  # of a forged file
 
 
 def test_names_of_classes_are_only_shown() -> None:

@@ -1,8 +1,8 @@
 """How arguments and results are nested, without their classes: a file can hold it, and no code comes from a file.
 
 `tree_of` describes an example. `take_apart` gives the leaves of another object of that structure, `put_together` makes
-one of other leaves. Anything that is not a container is a leaf, None and `torch.Size` among them, in the order of
-torch's pytrees.
+one of other leaves. Anything that is not a container is a leaf, None and a `torch.Size` of fixed numbers among them, in
+the order of `torch_compat.pytree`.
 
 Lists, tuples, dictionaries (ordered, with defaults), deques and what torch's operators return (`torch.return_types`)
 come back as they were. For a named tuple, a dataclass or a Hugging Face output, the tree has the qualified name
@@ -36,6 +36,7 @@ class TreeKind(enum.Enum):
     ORDERED_DICT = "ordered dict"
     DEFAULT_DICT = "default dict"
     DEQUE = "deque"
+    SIZE = "size"
     RETURN_TYPE = "return type"
     NAMED_TUPLE = "named tuple"
     MAPPING = "mapping"
@@ -97,7 +98,7 @@ def qualified_name(cls: type) -> str:
 def take_apart(value: Any, tree: Tree) -> list[Any]:
     """The leaves of an object of this structure, in order.
 
-    A class may stand where another one of the same fields stood; keys of dictionaries may come in another order.
+    A class may stand where another one of the same fields stood. Keys may come in another order.
     Raises: ValueError that names the place where the structure is another one.
     """
     leaves: list[Any] = []
@@ -120,7 +121,7 @@ def put_together(leaves: Sequence[Any], tree: Tree, containers: Mapping[str, typ
 def _described(item: Any) -> Tree:
     cls = type(item)
     if cls is torch.Size:
-        return Tree()
+        return Tree() if pytree.is_fixed_size(item) else Tree(TreeKind.SIZE, tuple(map(_described, item)))
     if cls in (list, tuple):
         return Tree(TreeKind.LIST if cls is list else TreeKind.TUPLE, tuple(map(_described, item)))
     if cls is deque:
@@ -193,14 +194,13 @@ def _parts(value: Any, tree: Tree) -> list[Any] | None:
         return [value[key] for key in tree.keys] if right else None
     if tree.kind in _NAMED:
         return _field_parts(value, tree)
-    kinds = {TreeKind.LIST: list, TreeKind.TUPLE: tuple, TreeKind.DEQUE: deque}
+    kinds = {TreeKind.LIST: list, TreeKind.TUPLE: tuple, TreeKind.DEQUE: deque, TreeKind.SIZE: torch.Size}
     right = type(value) is kinds[tree.kind] if tree.kind in kinds else _is_return_type(value, tree.name)
     return list(value) if right and len(value) == len(tree.children) else None
 
 
 def _same_keys(value: Mapping[Any, Any], keys: Sequence[Any]) -> bool:
-    typed = {(type(key), key) for key in keys}
-    return typed == {(type(key), key) for key in value}
+    return {(type(key), key) for key in value} == {(type(key), key) for key in keys}
 
 
 def _is_return_type(value: Any, name: str) -> bool:
@@ -244,6 +244,8 @@ def _made(leaves: Iterator[Any], tree: Tree, containers: Mapping[str, type]) -> 
         return deque(items, tree.limit)
     if tree.kind is TreeKind.RETURN_TYPE:
         return _return_type(tree)(items)
+    if tree.kind is TreeKind.SIZE and all(type(item) is int for item in items):  # a forged file may have others
+        return torch.Size(items)
     return items if tree.kind is TreeKind.LIST else tuple(items)
 
 

@@ -81,6 +81,8 @@ def _check(tree: Tree) -> None:
         kind is not TreeKind.DEQUE or type(tree.limit) is not int or tree.limit < len(tree.children)
     ):
         raise ValueError(f"a {kind.value} of at most {tree.limit!r} has {len(tree.children)} parts")
+    if kind is TreeKind.SIZE and any(child != Tree() for child in tree.children):
+        raise ValueError("a size has parts that are no numbers")
     if kind is TreeKind.RETURN_TYPE:
         check_return_type(tree)
 

@@ -18,15 +18,16 @@ def flatten(tree: object, is_whole: Callable[[Any], bool] | None = None) -> tupl
     container is.
     """
     if is_whole is None:
-        return torch_pytree.tree_flatten(tree, is_leaf=_is_fixed_size)
+        return torch_pytree.tree_flatten(tree, is_leaf=is_fixed_size)
     asked = [is_whole]
     try:
-        return torch_pytree.tree_flatten(tree, is_leaf=lambda item: _is_fixed_size(item) or asked[0](item))
+        return torch_pytree.tree_flatten(tree, is_leaf=lambda item: is_fixed_size(item) or asked[0](item))
     finally:
         asked.clear()  # torch's function is part of a cycle
 
 
-def _is_fixed_size(item: object) -> bool:
+def is_fixed_size(item: object) -> bool:
+    """Whether this is a `torch.Size` of plain numbers, which is not taken apart."""
     return isinstance(item, torch.Size) and all(type(number) is int for number in item)
 
 

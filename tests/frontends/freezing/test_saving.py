@@ -92,6 +92,41 @@ def test_a_cache(tmp_path: Path) -> None:
         assert torch.equal(loaded(x, position), _eager(model, x, position))
 
 
+def test_sizes_among_the_results(tmp_path: Path) -> None:
+    class Sized(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return {"all": x.shape, "one": x.shape[0], "rest": [x.shape[1:], x.shape[:1]], "x": x + 1}
+
+    model = Sized()
+    loaded = _round(dovetail.freeze(model, (torch.rand(2, 3),)), tmp_path)
+    for rows in (2, 5, 1):
+        found, wanted = loaded(torch.rand(rows, 3)), model(torch.rand(rows, 3))
+        assert {**found, "x": 0} == {**wanted, "x": 0}
+        assert [type(found["all"]), *map(type, found["rest"])] == [torch.Size] * 3
+
+
+class _Checked:
+    """A container that looks at what it is given."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+        self.rows = x.shape[0]
+
+
+torch.utils._pytree.register_pytree_node(_Checked, lambda box: ([box.x], None), lambda leaves, _: _Checked(*leaves))
+
+
+def test_containers_that_refuse_other_contents_are_not_saved(tmp_path: Path) -> None:
+    class Wraps(nn.Module):
+        def forward(self, x: Tensor) -> _Checked:
+            return _Checked(x + 1)
+
+    frozen = dovetail.freeze(Wraps(), (torch.zeros(2),))
+    assert frozen(torch.zeros(3)).rows == 3
+    with pytest.raises(dovetail.DovetailError, match=r"DT-ARTIFACT-001.*own code"):
+        frozen.save(tmp_path / "model.dovetail")
+
+
 def test_attention_over_padded_rows(tmp_path: Path) -> None:
     class Attends(nn.Module):
         def __init__(self) -> None:

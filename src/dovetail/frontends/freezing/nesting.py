@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import torch
-
 from dovetail.artifact.tree import Tree, put_together, take_apart, tree_of
+from dovetail.errors import NotSerializable
 from dovetail.frontends.structure import Structure, flatten, unflatten
 
 
@@ -26,6 +25,10 @@ class Nesting(Protocol):
 
     def tree(self) -> Tree:
         """How it is nested, for a file. Raises: NotSerializable."""
+
+
+class _Place(int):
+    """Stands for a leaf. Sizes hold numbers alone, and are leaves themselves if those are plain ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +55,13 @@ class Captured:
 
     def tree(self) -> Tree:
         """See `Nesting`."""
-        placeholders = [torch.empty(0) for _ in range(self.count)]
-        return tree_of(unflatten(placeholders, self.structure))
+        what, own_code = "the structure of a call", "a container's own code refuses to put other leaves into it"
+        try:
+            filled = unflatten([_Place()] * self.count, self.structure)
+        except Exception as error:  # whatever that code raises
+            hint = "use lists, tuples, dictionaries, named tuples or dataclasses"
+            raise NotSerializable(what=what, reason=own_code, hint=hint) from error
+        return tree_of(filled, what)
 
     def _difference(self, value: Any) -> str:
         try:

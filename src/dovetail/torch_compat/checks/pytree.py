@@ -39,10 +39,20 @@ def _size_of_symbols() -> pytree.TreeSpec:
     return pytree.flatten(rows.shape)[1]
 
 
+def check_is_fixed_size() -> str | None:
+    """Sizes of plain numbers are; those of symbols, and tuples, are not."""
+    kinds = (torch.Size((2, 3)), torch.Size(()), (2, 3), pytree.unflatten([_Number(2)], _size_of_symbols()))
+    return first_difference(("which", [pytree.is_fixed_size(kind) for kind in kinds], [True, True, False, False]))
+
+
+class _Number(int):
+    """No plain number."""
+
+
 def check_is_node() -> str | None:
     """Containers that torch knows are nodes, and classes of the user's are not."""
     kinds = (dict, torch.Size, namedtuple("Pair", "a b"), Exception)
     return first_difference(("which", [pytree.is_node(kind) for kind in kinds], [True, True, True, False]))
 
 
-CHECKS = (check_is_node, check_flatten, check_unflatten)
+CHECKS = (check_is_node, check_is_fixed_size, check_flatten, check_unflatten)
