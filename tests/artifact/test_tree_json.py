@@ -145,7 +145,7 @@ def test_unknown_classes_come_back_as_named_results() -> None:
         ({"a": (1, 2), "b": Point(1, 2)}, r"\['a'\] is a tuple of 2, not a list of 2"),
         ({"a": [1, 2], "b": (1, 2)}, r"\['b'\] is a tuple of 2, not a .*Point with 'x', 'y'"),
         ({"a": [1, 2], "b": Point(1, (2,))}, None),
-        ({"b": Point(3, 4), "a": [1, 2]}, None),
+        ({"b": Point(3, 4), "a": [1, 2]}, "the whole has its keys in another order: 'b', 'a', not 'a', 'b'"),
         (OrderedDict(a=[1, 2], b=Point(1, 2)), "is a OrderedDict of 2"),
     ],
 )

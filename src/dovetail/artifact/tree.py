@@ -98,8 +98,8 @@ def qualified_name(cls: type) -> str:
 def take_apart(value: Any, tree: Tree) -> list[Any]:
     """The leaves of an object of this structure, in order.
 
-    A class may stand where another one of the same fields stood. Keys may come in another order.
-    Raises: ValueError that names the place where the structure is another one.
+    A class may stand where another one of the same fields stood. Keys of dictionaries come in the same order: what was
+    recorded may have gone through them in it. Raises: ValueError that names the place where the structure differs.
     """
     leaves: list[Any] = []
     _collect(value, tree, "", leaves)
@@ -171,6 +171,9 @@ def _collect(value: Any, tree: Tree, place: str, leaves: list[Any]) -> None:
         return
     parts = _parts(value, tree)
     if parts is None:
+        if _has_keys_in_other_order(value, tree):
+            keys = f"{', '.join(map(repr, value))}, not {', '.join(map(repr, tree.keys))}"
+            raise ValueError(f"{place or 'the whole'} has its keys in another order: {keys}")
         wanted = tree.name if tree.kind in _NAMED else f"{tree.kind.value} of {len(tree.children)}"
         raise ValueError(f"{place or 'the whole'} is a {_said(value)}, not a {wanted}{_keys_said(tree)}")
     for number, (part, child) in enumerate(zip(parts, tree.children, strict=True)):
@@ -200,7 +203,12 @@ def _parts(value: Any, tree: Tree) -> list[Any] | None:
 
 
 def _same_keys(value: Mapping[Any, Any], keys: Sequence[Any]) -> bool:
-    return {(type(key), key) for key in value} == {(type(key), key) for key in keys}
+    return [(type(key), key) for key in value] == [(type(key), key) for key in keys]
+
+
+def _has_keys_in_other_order(value: Any, tree: Tree) -> bool:
+    is_dict = tree.kind in _DICTS and type(value) is _DICTS[tree.kind]
+    return is_dict and {(type(key), key) for key in value} == {(type(key), key) for key in tree.keys}
 
 
 def _is_return_type(value: Any, name: str) -> bool:

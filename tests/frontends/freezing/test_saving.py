@@ -105,6 +105,19 @@ def test_sizes_among_the_results(tmp_path: Path) -> None:
         assert [type(found["all"]), *map(type, found["rest"])] == [torch.Size] * 3
 
 
+def test_entries_in_another_order_are_refused(tmp_path: Path) -> None:
+    class Joined(nn.Module):
+        def forward(self, parts: dict[str, Tensor]) -> Tensor:
+            return torch.cat(list(parts.values()), 1)
+
+    x, y = torch.rand(2, 1), torch.rand(2, 3)
+    frozen = dovetail.freeze(Joined(), ({"x": x, "y": y},))
+    for program in (frozen, _round(frozen, tmp_path)):
+        assert torch.equal(program({"x": x, "y": y}), torch.cat([x, y], 1))
+        with pytest.raises(dovetail.DovetailError, match=r"DT-FREEZE-003.* in another order: 'y', 'x', not 'x', 'y'"):
+            program({"y": y, "x": x})
+
+
 class _Checked:
     """A container that looks at what it is given."""
 
