@@ -103,6 +103,28 @@ def test_what_is_fixed_is_said_and_is_the_reason_of_a_refusal() -> None:
         dovetail.freeze(Fixes(), (torch.rand(3, 2),), dynamic_shapes={"x": {0: "batch"}})
 
 
+@pytest.mark.parametrize(
+    ("example", "why"),
+    [
+        (torch.rand(6, 8)[:3, :4], "fixed to 3: elements of the example have gaps between them"),
+        (torch.rand(6, 4)[::2], "fixed to 3: elements of the example have gaps between them"),
+        (torch.rand(4).expand(3, 4), "fixed to 3: elements of the example share memory"),
+        (torch.rand(6).unfold(0, 4, 1), "fixed to 3: elements of the example share memory"),
+        (torch.rand(0, 4), "fixed to 0: it is empty in the example"),
+    ],
+    ids=["columns", "steps", "expanded", "windows", "empty"],
+)
+def test_what_the_example_fixes_is_said(example: Tensor, why: str) -> None:
+    model = nn.Linear(4, 2)
+    frozen = dovetail.freeze(model, (example,))
+    assert frozen.specialized == (f"dimension 0 of input is {why}",)
+    assert torch.equal(frozen(example), model(example).detach())
+    with pytest.raises(dovetail.DovetailError, match=why):
+        frozen(torch.rand(7, 4))
+    with pytest.raises(dovetail.DovetailError, match=why.split(": ")[1]):
+        dovetail.freeze(model, (example,), dynamic_shapes={"input": {0: "batch"}})
+
+
 def test_a_branch_on_a_size_is_a_guard() -> None:
     class Branches(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

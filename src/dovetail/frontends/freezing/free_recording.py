@@ -56,7 +56,7 @@ def _for_example(
 ) -> tuple[tuple[Recorded, ...], tuple[str, ...]]:
     free = example.free_sizes(wish)
     if not free.labels:
-        return (recorder.record(pool, example, example.leaves),), ()
+        return (recorder.record(pool, example, example.leaves),), free.notes
     try:
         found, notes = _free(recorder, pool, example, free)
     except DovetailError as error:
@@ -65,7 +65,7 @@ def _for_example(
         found, notes = [], (f"every size is fixed; with symbolic sizes: {_first_line(error)}",)
     if not any(one.guard.holds([example.leaves[leaf] for leaf in one.arguments]) for one in found):
         found.insert(0, recorder.record(pool, example, example.leaves))
-    return tuple(found), notes
+    return tuple(found), (*free.notes, *notes)
 
 
 def _free(

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from dovetail.errors import BadDynamicShapes
+from dovetail.ir.convert import unsupported_kind
 
 STATIC = "static"
 _SPELLING = (
@@ -26,12 +27,14 @@ _SPELLING = (
 class FreeSizes:
     """labels: by leaf of the arguments and dimension. ranges: least and greatest size per label, where one was given.
 
-    is_asked: the user named them, so that one that cannot be free is an error.
+    is_asked: the user named them, so that one that cannot be free is an error. notes: of those that the
+    example keeps from being free.
     """
 
     labels: Mapping[tuple[int, int], Hashable]
     ranges: Mapping[Hashable, tuple[int, int | None]]
     is_asked: bool
+    notes: tuple[str, ...] = ()
 
     def dims(self, place: int) -> tuple[int, ...]:
         """The free dimensions of a leaf."""
@@ -85,18 +88,48 @@ def free_sizes(wish: Any, names: Sequence[str], arguments: Sequence[Any], leaves
     if isinstance(wish, str) and wish == STATIC:
         return FreeSizes({}, {}, is_asked=True)
     if wish is None:
-        return FreeSizes(_first_sizes(flat), {}, is_asked=False)
+        return FreeSizes(_first_sizes(flat), {}, is_asked=False, notes=_kept(_leaf_names(names, leaves), flat))
     specs = _by_argument(wish, names)
     labels: dict[tuple[int, int], Hashable] = {}
     ranges: dict[Hashable, tuple[int, int | None]] = {}
-    first = 0
+    wishes: list[Any] = []
     for name, argument, found in zip(names, arguments, leaves, strict=True):
-        for offset, spec in enumerate(_per_leaf(specs.get(name), argument, len(found), name)):
-            _read(spec, f"{name}" if len(found) == 1 else f"{name}[{offset}]", first + offset, flat, labels, ranges)
-        first += len(found)
+        wishes += _per_leaf(specs.get(name), argument, len(found), name)
+    for place, (spec, name) in enumerate(zip(wishes, _leaf_names(names, leaves), strict=True)):
+        _read(spec, name, place, flat, labels, ranges)
     free = FreeSizes(labels, ranges, is_asked=True)
     _check_equal(free, flat)
     return free
+
+
+def _leaf_names(names: Sequence[str], leaves: Sequence[Sequence[Any]]) -> list[str]:
+    """What errors call each leaf of the arguments."""
+    found: list[str] = []
+    for name, own in zip(names, leaves, strict=True):
+        found += [name] if len(own) == 1 else [f"{name}[{offset}]" for offset in range(len(own))]
+    return found
+
+
+def _kept(names: Sequence[str], leaves: Sequence[Any]) -> tuple[str, ...]:
+    """Which first sizes the example's tensors keep from being free."""
+    return tuple(
+        f"dimension 0 of {name} is fixed to {leaf.shape[0]}: {why}"
+        for name, leaf in zip(names, leaves, strict=True)
+        if isinstance(leaf, torch.Tensor) and leaf.dim() and (why := _why_not_free(leaf, 0))
+    )
+
+
+def _why_not_free(tensor: torch.Tensor, dim: int) -> str:
+    """What keeps a dimension of an example's tensor from being free; empty if nothing does, or no program takes it."""
+    if unsupported_kind(tensor) is not None:
+        return ""
+    if tensor.shape[dim] == 0:
+        return "it is empty in the example"
+    if _is_dense(tensor):
+        return ""
+    apart = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    shares = apart < tensor.numel() or 0 in tensor.stride()
+    return f"elements of the example {'share memory' if shares else 'have gaps between them'}"
 
 
 def _first_sizes(leaves: Sequence[Any]) -> dict[tuple[int, int], Hashable]:
@@ -152,8 +185,8 @@ def _read(
     if spec is None or spec == {}:
         return
     leaf = leaves[place]
-    if not isinstance(leaf, torch.Tensor):
-        raise BadDynamicShapes(reason=f"{name} is not a tensor", hint="leave it out")
+    if not isinstance(leaf, torch.Tensor) or unsupported_kind(leaf) is not None:
+        raise BadDynamicShapes(reason=f"{name} is not a plain tensor", hint="leave it out")
     if isinstance(spec, tuple | list):
         spec = dict(enumerate(spec))
     if not isinstance(spec, Mapping):
@@ -164,9 +197,10 @@ def _read(
         label = _label(wish, (place, dim % leaf.dim()), name)
         if label is None:
             continue
-        if leaf.shape[dim] == 0 or not _is_dense(leaf):
-            reason = f"dimension {dim} of {name} is empty, or elements of it share memory"
-            raise BadDynamicShapes(reason=reason, hint="give an example whose elements do not share memory")
+        why = _why_not_free(leaf, dim)
+        if why:
+            hint = f"give an example {'of other sizes' if leaf.shape[dim] == 0 else 'without: x.contiguous()'}"
+            raise BadDynamicShapes(reason=f"dimension {dim} of {name} cannot vary: {why}", hint=hint)
         labels[place, dim % leaf.dim()] = label
         least, greatest = getattr(wish, "min", None), getattr(wish, "max", None)  # not numbers where there is no bound
         if isinstance(least, int) or isinstance(greatest, int):
@@ -209,7 +243,7 @@ def _order(tensor: torch.Tensor) -> list[int]:
 
 def _is_dense(tensor: torch.Tensor) -> bool:
     """Whether each element has its own memory, without gaps."""
-    if tensor.layout is not torch.strided:
+    if unsupported_kind(tensor) is not None:
         return False
     step = 1
     for dim in reversed(_order(tensor)):
