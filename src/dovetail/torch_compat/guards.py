@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,17 @@ from dovetail.torch_compat.sparse import form_of, parts_of
 # A number that changes whenever another object is put into a dictionary, or one is taken out. None from Python 3.12 on,
 # which does not keep one.
 version_of_dict: Callable[[dict[str, Any]], int] | None = guards.dict_version if sys.version_info < (3, 12) else None
+
+
+def may_be_asked(items: Iterable[object]) -> bool:
+    """Whether `SameTensors` may be asked about these. torch's C++ ends the process at a nested tensor without strides.
+
+    Cost: 0.1 us for each.
+    """
+    for item in items:  # noqa: SIM110 - half as much as `all`
+        if getattr(item, "is_nested", False):
+            return False
+    return True
 
 
 class SameTensors:

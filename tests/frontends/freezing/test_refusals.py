@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 import dovetail
 from dovetail.passes.fold_evaluate import Evaluation
@@ -217,6 +218,35 @@ def test_torchscript_is_refused_by_name() -> None:
     traced = torch.jit.trace(nn.Linear(3, 3), (X,))
     with pytest.raises(dovetail.DovetailError, match=r"(?s)DT-FREEZE-001.*TorchScript"):
         dovetail.freeze(traced, (X,))
+
+
+class _Counts(torch.Tensor):
+    """A class that has a say in what functions of torch do."""
+
+
+_KINDS: dict[str, Callable[[], Tensor]] = {
+    "a torch.sparse_coo tensor": X.to_sparse,
+    "a torch.sparse_csr tensor": X.to_sparse_csr,
+    "a torch._mkldnn tensor": X.to_mkldnn,
+    "a nested tensor": lambda: torch.nested.nested_tensor([torch.rand(2), torch.rand(3)]),
+    "a TwoTensor, which wraps": lambda: TwoTensor(X, X),
+    "a tensor of class _Counts": lambda: X.as_subclass(_Counts),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support", "ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("kind", _KINDS)
+def test_tensors_of_other_kinds_are_refused(kind: str) -> None:
+    model, tensor = _layers(), _KINDS[kind]()
+    frozen = dovetail.freeze(model, (X,))
+    for _ in range(2):  # the second time a plain call that looks like it is known
+        with pytest.raises(dovetail.DovetailError, match=f"DT-FREEZE-003.*input is {kind}"):
+            frozen(tensor)
+        assert torch.equal(frozen(X), model(X))
+    with pytest.raises(dovetail.DovetailError, match=r"DT-CAPTURE-004|DT-FREEZE-001"):
+        dovetail.freeze(model, (tensor,))
+    with pytest.raises(dovetail.DovetailError, match=r"DT-CAPTURE-004|DT-FREEZE-00[12]"):
+        dovetail.freeze(model, (tensor,), dynamic_shapes={"input": {0: "batch"}})
 
 
 def test_calls_from_four_threads_at_once() -> None:

@@ -17,11 +17,15 @@ from dovetail.deferred import deferred
 from dovetail.errors import FrozenCallMismatch, NotFreezable
 from dovetail.frontends.freezing.nesting import Captured, Nesting
 from dovetail.frontends.structure import flatten
+from dovetail.ir.convert import unsupported_class, unsupported_kind
+from dovetail.torch_compat.subclasses import is_wrapper
 
 if TYPE_CHECKING:
     from dovetail.reach import contents
 else:
     contents = deferred("dovetail.reach.contents")
+
+_PLAIN_CLASSES = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,17 @@ class CallForm:
                 raise self._refusal(leaf, "a tensor", _short(given))
             elif (given.dtype, given.device, given.dim()) != leaf.kind:
                 raise self._refusal(leaf, _kind_text(leaf.kind), _kind_text((given.dtype, given.device, given.dim())))
+            elif type(given) not in _PLAIN_CLASSES or given.layout is not torch.strided or given.is_nested:
+                self._refuse_kind(leaf, given)
         return found
+
+    def _refuse_kind(self, leaf: Leaf, given: torch.Tensor) -> None:
+        """Raise for a tensor that is not bytes at strides, or of a class that sees no operators of the program."""
+        refused = unsupported_kind(given) or unsupported_class(given)
+        if refused is None and is_wrapper(given):
+            refused = f"a {type(given).__name__}, which wraps other tensors", "call the model itself"
+        if refused is not None:
+            raise mismatch(self.method, f"{leaf.name} is {refused[0]}, and was a plain tensor", refused[1])
 
     def _refusal(self, leaf: Leaf, expected: str, given: str) -> FrozenCallMismatch:
         reason = f"{leaf.name} is {given}, and was {expected}"

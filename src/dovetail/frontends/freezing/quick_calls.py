@@ -18,7 +18,7 @@ import torch
 from dovetail.frontends.freezing.examples import same_tensors
 from dovetail.frontends.freezing.variant import FrozenRunner
 from dovetail.torch_compat.autograd import transform_is_active
-from dovetail.torch_compat.guards import SameTensors
+from dovetail.torch_compat.guards import SameTensors, may_be_asked
 from dovetail.torch_compat.modes import autocast_is_active, function_mode_is_active
 
 _PLAIN = frozenset({int, bool, str, type(None)})
@@ -80,7 +80,7 @@ class QuickCalls:
     def find(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[FrozenRunner, Sequence[Any]] | None:
         """The program for a call and its inputs as it wants them; None when the call must take the general path."""
         now = self._known
-        if not now:
+        if not now or not may_be_asked(args) or (kwargs and not may_be_asked(kwargs.values())):
             return None
         known = now[0]
         if not known.is_like(args, kwargs):

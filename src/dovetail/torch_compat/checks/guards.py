@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -42,6 +43,15 @@ def check_same_tensors() -> str | None:
     )
 
 
+def check_may_be_asked() -> str | None:
+    """About anything but nested tensors."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the API of nested tensors may change
+        nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    found = [guards.may_be_asked(items) for items in ([torch.ones(2), 3, None], [], [torch.ones(2), nested])]
+    return first_difference(("about which items", found, [True, True, False]))
+
+
 class _Looks(DispatchMode):
     def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
@@ -72,4 +82,4 @@ def check_version_of_dict() -> str | None:
     return first_difference(("what is said of a dictionary that changes", found, [True] * 5))
 
 
-CHECKS = (check_same_tensors, check_version_of_dict)
+CHECKS = (check_same_tensors, check_may_be_asked, check_version_of_dict)
