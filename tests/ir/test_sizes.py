@@ -18,6 +18,7 @@ from dovetail.ir.sizes import (
     evaluate,
     from_json,
     holds,
+    is_same_product,
     number_text,
     product,
     symbol,
@@ -152,3 +153,15 @@ def test_a_fact_that_divides_by_zero_does_not_hold() -> None:
     assert holds(fact, {"s0": 4, "s1": 2})
     assert not holds(fact, {"s0": 4, "s1": 3})
     assert not holds(fact, {"s0": 4, "s1": 0})
+
+
+def test_products_of_the_same_factors() -> None:
+    a, b = SizeExpr("symbol", ("a",)), SizeExpr("symbol", ("b",))
+    four_a = SizeExpr("mul", (4, a))
+    assert is_same_product(four_a, SizeExpr("mul", (a, 4)))
+    assert is_same_product(SizeExpr("mul", (four_a, b)), SizeExpr("mul", (2, SizeExpr("mul", (b, a)), 2)))
+    assert not is_same_product(four_a, SizeExpr("mul", (a, 2)))
+    assert not is_same_product(four_a, SizeExpr("mul", (b, 4)))
+    assert not is_same_product(a, SizeExpr("mul", (a, a)))
+    assert is_same_product(SizeExpr("add", (a, 1)), SizeExpr("mul", (1, SizeExpr("add", (a, 1)))))
+    assert not is_same_product(4, a)

@@ -18,7 +18,7 @@ from typing import TypeAlias
 import torch
 
 from dovetail.ir.signature import Signature
-from dovetail.ir.sizes import Scalar, Size, SizeExpr, product
+from dovetail.ir.sizes import Scalar, Size, SizeExpr, is_same_product, product
 
 Operand: TypeAlias = object
 Target: TypeAlias = Callable[..., object]
@@ -111,7 +111,7 @@ class TensorMeta:
         """Whether the elements lie in order without gaps; may say no where sizes are symbolic."""
         step: Size = 1
         for size, stride in zip(reversed(self.shape), reversed(self.stride), strict=True):
-            if size != 1 and stride != step:
+            if size != 1 and not is_same_product(stride, step):
                 return False
             step = product((step, size)) if size != 0 else step
         return True

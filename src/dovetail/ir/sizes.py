@@ -259,6 +259,26 @@ def product(sizes: tuple[Size, ...]) -> Size:
     return SizeExpr("mul", (*unknown, known) if known != 1 else tuple(unknown))
 
 
+def is_same_product(a: Size, b: Size) -> bool:
+    """Whether two sizes have the same factors, in whatever order; may say no where they are equal in another way."""
+    return a == b or _factors(a) == _factors(b)
+
+
+def _factors(size: Size) -> tuple[int, list[str]]:
+    """The number in a product, and what else is multiplied."""
+    if isinstance(size, int):
+        return size, []
+    if size.op != "mul":
+        return 1, [repr(size)]
+    known, unknown = 1, list[str]()
+    for part in size.args:
+        if not isinstance(part, int | SizeExpr):
+            return 1, [repr(size)]
+        number, others = _factors(part)
+        known, unknown = known * number, unknown + others
+    return known, sorted(unknown)
+
+
 def shifted(size: Size, by: Size) -> Size:
     """`size + by`."""
     if isinstance(size, int) and isinstance(by, int):

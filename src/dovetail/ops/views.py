@@ -83,8 +83,7 @@ def write_through(
 
 
 def _undo_reshape(view: Overload, args: Sequence[Operand], base: TensorMeta) -> WriteThrough | None:
-    is_known = not any(symbols_in((base.shape, base.stride)))
-    if not (is_known and base.is_contiguous()) or any(isinstance(a, torch.dtype) for a in args):
+    if not base.is_contiguous() or any(isinstance(a, torch.dtype) for a in args):
         return None
     return WriteThrough(aten.view.default, (SOURCE, list(base.shape)), is_view=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -123,6 +124,40 @@ def test_what_the_example_fixes_is_said(example: Tensor, why: str) -> None:
         frozen(torch.rand(7, 4))
     with pytest.raises(dovetail.DovetailError, match=why.split(": ")[1]):
         dovetail.freeze(model, (example,), dynamic_shapes={"input": {0: "batch"}})
+
+
+_WRITES: dict[str, Callable[[Tensor], object]] = {
+    "sum": lambda y: y.add_(y.mean(1, keepdim=True)),
+    "activation": lambda y: y.relu_(),
+    "column": lambda y: y[:, 0].fill_(3),
+    "range": lambda y: y[:, :, 1:3].zero_(),
+    "rows": lambda y: y.flatten(0, 1).add_(1),
+    "heads": lambda y: y.view(y.shape[0], -1, 2, 2).transpose(1, 2).mul_(2),
+    "indexed": lambda y: y.index_fill_(2, torch.tensor([0]), 2.0),
+}
+
+
+@pytest.mark.parametrize("made_by", ["linear", "product", "argument"])
+@pytest.mark.parametrize("write", _WRITES)
+def test_tensors_of_free_sizes_are_written_in_place(write: str, made_by: str) -> None:
+    class Writes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4, bias=False)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            y = {"linear": self.linear, "product": lambda x: x * 2, "argument": lambda x: x}[made_by](x)
+            _WRITES[write](y)
+            return y.sum(1), y + x
+
+    model = Writes()
+    frozen = dovetail.freeze(model, (torch.rand(2, 5, 4),), dynamic_shapes={"x": {0: "batch", 1: "length"}})
+    for shape in ((2, 5, 4), (3, 7, 4), (1, 5, 4), (6, 1, 4), (1, 1, 4)):
+        x = torch.randn(shape)
+        ours, theirs = x.clone(), x.clone()
+        with torch.no_grad():
+            for found, wanted in zip((*frozen(ours), ours), (*model(theirs), theirs), strict=True):
+                assert torch.equal(found, wanted)
 
 
 def test_a_branch_on_a_size_is_a_guard() -> None:

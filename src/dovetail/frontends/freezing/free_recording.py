@@ -21,9 +21,11 @@ from dovetail.frontends.freezing.shapes import FreeSizes
 from dovetail.ir.draft import Draft
 from dovetail.ir.program import Node, Operand, Program, ScalarMeta, Value, map_leaves
 from dovetail.ir.sizes import Number, Scalar, SizeExpr, evaluate, holds
+from dovetail.ops.prims import view_scatter
 from dovetail.passes.no_ops import remove_no_ops
 
 _SAME_SHAPE = frozenset({torch.ops.aten.view.default, torch.ops.aten.expand.default})
+_OVER_SLICES = (torch.ops.aten.slice_scatter.default, view_scatter(torch.ops.aten.slice.Tensor, None))
 _STEPS = (3, 1, 2, 4, -1, -2)
 _ALL_CHOICES = 3
 
@@ -221,9 +223,10 @@ def difference_at(free: Program, fixed: Program, at: Mapping[str, Number]) -> st
 
 
 def _without_idle_views(program: Program) -> Program:
-    """The program without views of all of a tensor in its own shape, whatever strides they give dimensions of size 1.
+    """The program without views of all of a tensor in its own shape, and writes through them.
 
-    Such a stride moves nothing. At times fakes of symbolic sizes have another than C++; what follows is compared.
+    Their strides in dimensions of size 1 move nothing: fakes of symbolic sizes may have others than C++. What follows
+    is compared.
     """
     program = remove_no_ops(program)[0]
     draft = Draft(program)
@@ -231,6 +234,8 @@ def _without_idle_views(program: Program) -> Program:
         values = [*node.operands()]
         if node.target in _SAME_SHAPE and len(values) == 1 and _is_idle(values[0], node.results()[0]):
             draft.substitute(node.results()[0], draft.current(values[0]))
+        elif node.target in _OVER_SLICES and len(values) == 2 and _is_idle(values[1], node.results()[0]):
+            draft.substitute(node.results()[0], draft.current(values[1]))  # over all of it
         else:
             draft.take(node)
     return draft.finish()
