@@ -73,7 +73,7 @@ def _tensor(name: str, given: Any, dtype: torch.dtype) -> Tensor:
     if isinstance(given, Tensor):
         return given
     try:
-        return torch.tensor(_numbers(given), dtype=dtype)
+        return torch.tensor(_numbers(given, dtype), dtype=dtype)
     except (ValueError, TypeError, RuntimeError, OverflowError, RecursionError) as error:
         reason = str(error).partition("\n")[0]
         raise BadRequest(f"input {name!r} is not a tensor of {str(dtype).removeprefix('torch.')}: {reason}") from error
@@ -82,16 +82,28 @@ def _tensor(name: str, given: Any, dtype: torch.dtype) -> Tensor:
 _SPECIAL = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
-def _numbers(data: Any) -> Any:
-    """Nested lists of numbers. JSON has no word for what is not a finite number; those are texts here."""
+def _numbers(data: Any, dtype: torch.dtype) -> Any:
+    """Nested lists of numbers. JSON has no word for what is not a finite number; those are texts here.
+
+    Raises: ValueError for what is no number, and for one that a tensor of this dtype would hold as another one.
+    """
     if isinstance(data, list):
-        return [_numbers(item) for item in data]
+        return [_numbers(item, dtype) for item in data]
     if isinstance(data, str):
         if data not in _SPECIAL:
             raise ValueError(f"{data[:20]!r} is not a number")
-        return _SPECIAL[data]
+        data = _SPECIAL[data]
     if not isinstance(data, int | float):
         raise ValueError(f"a {type(data).__name__} is not a number")
+    if dtype is torch.bool and data not in (0, 1):
+        raise ValueError(f"{data} is neither true nor false")
+    if dtype.is_floating_point or dtype.is_complex or dtype is torch.bool:
+        return data
+    if isinstance(data, float) and not data.is_integer():
+        raise ValueError(f"{data} is not a whole number")
+    info = torch.iinfo(dtype)
+    if not info.min <= data <= info.max:
+        raise ValueError(f"{data} is not within {info.min} and {info.max}")
     return data
 
 
