@@ -86,6 +86,8 @@ class PackedValues:
             batch = self._batches[id(args[0])][1]
             if type(batch) is int:
                 self._know(result, batch)
+            elif isinstance(batch, torch.SymInt):
+                hold_number(result, batch)
 
     def refuse(self, kind: str) -> NoReturn:
         """Raises: UnsupportedTensor for a packed sequence of which programs have none."""

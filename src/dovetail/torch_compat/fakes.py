@@ -172,7 +172,7 @@ class Layout:
         return self.offset == 0 and size_bytes == _own_length(tensor) * self.dtype.itemsize
 
 
-def hold_number(fake: torch.Tensor, number: int) -> None:
+def hold_number(fake: torch.Tensor, number: int | torch.SymInt) -> None:
     """Let a fake of one element give this number when it is asked for it, until it is written."""
     fake.item_memo = number
 

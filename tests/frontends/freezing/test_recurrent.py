@@ -230,3 +230,30 @@ def test_packed_sequences_are_saved_and_loaded(tmp_path: Path) -> None:
         x = torch.randn(2, 5, 4)
         with torch.no_grad():
             _check_equal(loaded(x, torch.tensor(lengths)), model(x, torch.tensor(lengths)))
+
+
+@pytest.mark.parametrize("pads_to_all", [False, True])
+def test_packed_sequences_of_any_batch_and_length(tmp_path: Path, pads_to_all: bool) -> None:
+    class Tagger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.LSTM(4, 3, batch_first=True, bidirectional=True)
+
+        def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+            packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+            found, (state, _) = self.layer(packed)
+            length = x.shape[1] if pads_to_all else None
+            return nn.utils.rnn.pad_packed_sequence(found, batch_first=True, total_length=length)[0], state
+
+    model = Tagger().eval()
+    shapes = {"x": {0: "batch", 1: "length"}, "lengths": {0: "batch"}}
+    frozen = dovetail.freeze(model, (torch.randn(2, 5, 4), torch.tensor([5, 2])), dynamic_shapes=shapes)
+    frozen.save(tmp_path / "model.dovetail")
+    for program in (frozen, dovetail.load(tmp_path / "model.dovetail")):
+        for lengths in ([5, 2], [3, 4, 1], [7], [1], [2, 2, 2, 6]):
+            x = torch.randn(len(lengths), max(lengths) + 1, 4)
+            with torch.no_grad():
+                for found, wanted in zip(
+                    program(x, torch.tensor(lengths)), model(x, torch.tensor(lengths)), strict=True
+                ):
+                    _check_equal(found, wanted)
