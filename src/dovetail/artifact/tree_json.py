@@ -82,7 +82,7 @@ def _check(tree: Tree) -> None:
     ):
         raise ValueError(f"a {kind.value} of at most {tree.limit!r} has {len(tree.children)} parts")
     if kind is TreeKind.SIZE and any(child != Tree() for child in tree.children):
-        raise ValueError("a size has parts that are no numbers")
+        raise ValueError("a size has parts with parts of their own")
     if kind is TreeKind.RETURN_TYPE:
         check_return_type(tree)
 
