@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
@@ -318,3 +319,30 @@ def test_a_memory_limit_holds_with_collectives(two_ranks: Ranks) -> None:
     for eager_calls, more in two_ranks(_keeps_a_limit):
         assert eager_calls == _IN_EAGER_MODE
         assert more <= 0
+
+
+def _averages(rank: int) -> int:
+    """Each rank trains on its own, and weights are averaged in every second step: an object of torch's counts them."""
+    warnings.simplefilter("ignore")
+
+    def make() -> Trained:
+        torch.manual_seed(3)
+        net = _mlp()
+        optimizer = optimizer_of("adamw", net)
+        averager = PeriodicModelAverager(period=2, warmup_steps=1)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = net(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            averager.average_parameters(net.parameters())
+            return loss.detach()
+
+        return Trained(step, net, optimizer)
+
+    return compare(make, _batches(rank, _mlp, 7), seed=rank).eager_calls
+
+
+def test_weights_are_averaged_now_and_then(two_ranks: Ranks) -> None:
+    assert two_ranks(_averages) == [0, 0]

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 
 from dovetail.ir.program import Origin
 from dovetail.ir.provenance import is_library_file
-from dovetail.reach.libraries import FOLLOWED, OURS, is_library_class, is_library_module
+from dovetail.reach.libraries import OURS, is_followed, is_library_class, is_library_module
 from dovetail.reach.outside import RANDOM, Verdict, judge
 from dovetail.reach.values import is_a
 from dovetail.torch_compat.control_flow import GIVES_TO_DYNAMO
@@ -98,7 +98,7 @@ class Frames:
             return True
         if role is Role.OURS:
             return False
-        return is_a(item, FOLLOWED) or (item is not None and not is_library_class(type(item)))
+        return is_followed(item) or (item is not None and not is_library_class(type(item)))
 
     def serves_user(self, frame: FrameType) -> bool:
         """Whether a frame works for code of the user's, through whatever libraries, and not for this package."""

@@ -13,9 +13,16 @@ from dovetail.ir.provenance import is_library_file
 
 # classes of torch whose objects are the user's
 FOLLOWED = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
+FOLLOWED_PACKAGES = ("torch.distributed.algorithms.", "torch.ao.pruning.")
 OURS = __file__.rpartition("/reach/")[0]
 _SCRIPTS = ("__main__", "__mp_main__")
 _LIBRARIES = sys.stdlib_module_names | {"torch", "dovetail"}
+
+
+def is_followed(item: object) -> bool:
+    """Whether an object counts as the user's though torch wrote its class, and reads and writes it on its behalf."""
+    kind = type(item)
+    return issubclass(kind, FOLLOWED) or str(type.__getattribute__(kind, "__module__")).startswith(FOLLOWED_PACKAGES)
 
 
 def is_library_class(kind: type) -> bool:

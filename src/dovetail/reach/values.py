@@ -42,7 +42,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from dovetail.reach.libraries import is_library_class
+from dovetail.reach.libraries import FOLLOWED_PACKAGES, is_library_class
 
 _EXACT = (bool, int, str, bytes, type(None), torch.dtype, torch.device)
 PLAIN = frozenset((*_EXACT, float, complex, range))
@@ -55,7 +55,7 @@ LOOKED_FOR = ("__getattr__", "__bool__", "__len__", "__eq__", "__contains__", "_
 ATTRIBUTES_ALONE = frozenset((object, SimpleNamespace))
 """Classes of C whose objects hold nothing but attributes."""
 RANDOM_SOURCES = (random.Random, np.random.Generator, np.random.RandomState)
-_WALKED_PACKAGES = ("torch.distributions", "torch.nn", "torch.optim", "torch.amp")
+_WALKED_PACKAGES = ("torch.distributions", "torch.nn", "torch.optim", "torch.amp", *FOLLOWED_PACKAGES)
 _WALKED = (
     *(SimpleNamespace, argparse.Namespace, UserDict, UserList, ChainMap, Queue),
     *(configparser.RawConfigParser, configparser.SectionProxy),

@@ -24,6 +24,7 @@ _KNOWN: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("tensorboardX.writer", "SummaryWriter", _WRITER),
     ("wandb", "", ("log",)),
     ("wandb.sdk.wandb_run", "Run", ("log",)),
+    ("torch.profiler.profiler", "profile", ("step",)),
     ("mlflow", "", ("log_metric", "log_metrics")),
     ("mlflow.tracking.fluent", "", ("log_metric", "log_metrics")),
 )
