@@ -11,7 +11,13 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional as F
@@ -233,6 +239,40 @@ _SHOWN: dict[str, Callable[[Trained], Iterable[torch.Tensor]]] = {
 def test_eager_mode_goes_on_at_any_time(two_ranks: Ranks, between: str, eager_calls: int) -> None:
     """An evaluation leaves the root's weights gathered, which a program gives up unless they are written then."""
     assert two_ranks(_goes_on, between) == [(eager_calls, 1)] * 2
+
+
+def _used_before_it_is_called(rank: int, first: str) -> int:
+    """What a step does to a module that was never called, before it calls it."""
+    warnings.simplefilter("ignore")
+
+    def make() -> Trained:
+        torch.manual_seed(3)
+        net: Any = _sharded(_Net())
+        net.logits = net.forward
+        register_fsdp_forward_method(net, "logits")
+        optimizer = optimizer_of("adamw", net)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            if first == "unshard":
+                net.unshard()
+            elif first == "no exchange":
+                net.set_requires_gradient_sync(False)
+                _loss(net, x * 0).backward()
+                net.set_requires_gradient_sync(True)
+            loss = _loss(net.logits if first == "a method" else net, x)
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return Trained(step, net, optimizer)
+
+    return compare(make, _batches(rank, 4), seed=rank).eager_calls
+
+
+@pytest.mark.parametrize("first", ["unshard", "a method", "no exchange"])
+def test_modules_may_be_used_before_they_are_called(two_ranks: Ranks, first: str) -> None:
+    assert two_ranks(_used_before_it_is_called, first) == [_IN_EAGER_MODE] * 2
 
 
 def _another_batch(rank: int) -> int:

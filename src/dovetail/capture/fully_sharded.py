@@ -63,7 +63,7 @@ class FullySharded:
             if id(state) in self._settings:
                 self._collectives.guard(asks_settings(state))
         try:
-            with on_fakes(self._states):
+            with on_fakes(self._states, self._use):
                 yield
                 self._check()
         finally:
@@ -79,14 +79,18 @@ class FullySharded:
                 "use fully_shard, or DistributedDataParallel",
             )
         for state in states:
-            if id(state) not in self._met:
-                self._met.add(id(state))
-                self._meet(state, type(module).__name__)
+            self._use(state, type(module).__name__)
+
+    def _use(self, state: Any, name: str) -> None:
+        """The step is about to use a state, by whatever way: a call of a module, a method of one. Raises: as `call`."""
+        if id(state) not in self._met:
+            self._met.add(id(state))
+            self._meet(state, name)
 
     def _meet(self, state: Any, name: str) -> None:
         if all(known is not state for known in self._states):
             self._refuse(
-                f"calls a module of fully_shard that nothing shows it to reach ({name})",
+                f"uses a module of fully_shard that nothing shows it to reach ({name})",
                 "programs read the shards of known modules",
                 "keep it in a variable, or an attribute, that the step reads",
             )
@@ -98,10 +102,10 @@ class FullySharded:
             raise ModuleToPrepare(name=f"fully_shard({name})", why=why, origin=self._origins.here())
         asked = unsupported(state)
         if asked is not None:
-            self._refuse(f"calls a module of fully_shard with {asked[0]}", "programs do not do that", asked[1])
+            self._refuse(f"uses a module of fully_shard with {asked[0]}", "programs do not do that", asked[1])
         if not all(is_fake(local_of(parameter)) for parameter in sharded_parameters_of(state)):
             self._refuse(
-                f"calls a module of fully_shard whose parameters are others by now ({name})",
+                f"uses a module of fully_shard whose parameters are others by now ({name})",
                 "a program reads the shards that the module holds",
                 "call fully_shard after the parameters were replaced",
             )

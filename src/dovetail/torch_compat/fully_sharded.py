@@ -199,8 +199,16 @@ def changed_since(state: Any, settings: Any) -> bool:
 
 
 @contextlib.contextmanager
-def on_fakes(states: Iterable[Any]) -> Iterator[None]:
-    """While active, modules of these states gather fakes; afterwards, whatever happened, the states are as before."""
+def on_fakes(states: Iterable[Any], before_use: Callable[[Any, str], None]) -> Iterator[None]:
+    """While active, modules of these states gather fakes; afterwards, whatever happened, the states are as before.
+
+    before_use: gets a state, and the name of a module's class, before a method of the module reads or changes it
+    (`unshard`, `set_requires_gradient_sync`, a method that was registered as a forward), whether it is one of these or
+    not.
+    """
+    if f"{_OWN}._fully_shard" not in sys.modules:
+        yield
+        return
     objects: dict[int, Any] = {}
     for state in states:
         for item in (state, state._state_ctx, state._comm_ctx):
@@ -208,16 +216,13 @@ def on_fakes(states: Iterable[Any]) -> Iterator[None]:
         for group in groups_of(state):
             objects.setdefault(id(group), group)
             objects.update((id(parameter), parameter) for parameter in group.fsdp_params)
-    if not objects:
-        yield
-        return
     held = [(item, dict(vars(item)), _contents_of(item)) for item in objects.values()]
     for item in objects.values():
         if hasattr(item, "all_gather_outputs"):
             item.all_gather_outputs = []
             vars(item).pop("_unsharded_param", None)
     try:
-        with _memory_kept():
+        with _memory_kept(before_use):
             yield
     finally:
         for item, attributes, contents in held:
@@ -234,18 +239,27 @@ def _contents_of(item: Any) -> list[tuple[Any, Any]]:
 
 
 @contextlib.contextmanager
-def _memory_kept() -> Iterator[None]:
+def _memory_kept(before_use: Callable[[Any, str], None]) -> Iterator[None]:
     """While active, memory of gathered parameters is neither freed nor allocated again, and shards are the local parts
     of parameters."""
-    param, group, collectives = (
-        sys.modules[f"{_OWN}.{name}"] for name in ("_fsdp_param", "_fsdp_param_group", "_fsdp_collectives")
+    param, group, collectives, methods = (
+        sys.modules[f"{_OWN}.{name}"]
+        for name in ("_fsdp_param", "_fsdp_param_group", "_fsdp_collectives", "_fully_shard")
     )
+    state_of = methods.FSDPModule._get_fsdp_state
+
+    def used(module: Any) -> Any:
+        state = state_of(module)
+        before_use(state, type(module).__name__)
+        return state
+
     places: list[tuple[Any, str, Any]] = [
         (param, "alloc_storage", _nothing),
         (param, "free_storage", _nothing),
         (group, "alloc_storage", _nothing),
         (collectives, "_get_param_all_gather_inputs", lambda parameters: [[_shard_of(x)] for x in parameters]),
         (param.FSDPParam, "all_gather_inputs", lambda parameter: [_shard_of(parameter)]),
+        (methods.FSDPModule, "_get_fsdp_state", used),
     ]
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in places]
     thread = threading.get_ident()

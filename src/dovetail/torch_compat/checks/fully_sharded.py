@@ -188,12 +188,20 @@ def check_on_fakes() -> str | None:
         state = _state(module)
         parameter = fully_sharded.groups_of(state)[0].fsdp_params[0]
         before, outputs = parameter._unsharded_param, parameter.all_gather_outputs
-        with fully_sharded.on_fakes([state]):
+        used: list[Any] = []
+        with fully_sharded.on_fakes([state], lambda item, _: used.append(item)):
             is_without = not hasattr(parameter, "_unsharded_param") and not parameter.all_gather_outputs
             state._comm_ctx.post_forward_order.append(None)
-        found = [is_without, parameter._unsharded_param is before, parameter.all_gather_outputs is outputs]
+            module.set_requires_gradient_sync(False)
+            module.reshard()
+        found = [
+            is_without,
+            [item is state for item in used] == [True] * 2,
+            parameter._unsharded_param is before,
+            parameter.all_gather_outputs is outputs,
+        ]
         found.append(not state._comm_ctx.post_forward_order)
-    return first_difference(("undone", found, [True] * 4))
+    return first_difference(("undone", found, [True] * 5))
 
 
 def check_taken_apart() -> str | None:
