@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed._composable.replicate import replicate
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
@@ -226,13 +227,39 @@ def _refused(rank: int) -> tuple[str, ...]:
             except UnsupportedDistributed as error:
                 text = str(error)
         found.append(text)
+    found.append(_replicated(rank))
     return tuple(found)
 
 
+def _replicated(rank: int) -> str:
+    """A module whose first call fails to be recorded is as eager mode leaves it, and later ones are refused."""
+    made = []
+    for compiles in (False, True):
+        torch.manual_seed(3)
+        net = replicate(_mlp())
+
+        def step(x: torch.Tensor, net: nn.Module = net) -> torch.Tensor:
+            loss: torch.Tensor = net(x).square().mean()
+            loss.backward()
+            return loss.detach()
+
+        first, second = _batches(rank, _mlp, 2)
+        compiled: Any = dovetail.compile_step(step) if compiles else step
+        torch.manual_seed(rank)
+        made.append([compiled(*first), *(weight.grad for weight in net.parameters())])
+    assert same(*made)
+    try:
+        compiled(*second)
+    except UnsupportedDistributed as error:
+        return str(error)
+    return ""
+
+
 def test_what_is_not_supported_is_refused_by_name(two_ranks: Ranks) -> None:
-    for later, copied in two_ranks(_refused):
+    for later, copied, replicated in two_ranks(_refused):
         assert all(part in later for part in ("DT-DIST-001", "gradients that are reduced later", "test_data_parallel"))
         assert "batched_grad_copy=True" in copied
+        assert "a module of replicate" in replicated
 
 
 def _another_batch(rank: int) -> int:

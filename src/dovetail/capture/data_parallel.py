@@ -48,8 +48,13 @@ class DataParallel:
         self._exchanged: dict[int, bool] = {}  # before the step: whether the last call of a module did so
         self.reducers: dict[int, GradientBuckets] = {}
 
-    def forward(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """What a call of the module does. Raises: UnsupportedDistributed, ModuleToPrepare."""
+    def forward(self, module: Any, args: Sequence[Any] | None, kwargs: Mapping[str, Any]) -> Any:
+        """What a call of the module does. args: None where it is not called itself. Raises: UnsupportedDistributed,
+        ModuleToPrepare.
+        """
+        if args is None:
+            why = "programs exchange gradients of modules that are called"
+            self._refuse("calls a module of replicate", why, "use DistributedDataParallel")
         asked = unsupported(module)
         if asked is not None:
             self._refuse(f"calls a DistributedDataParallel module with {asked[0]}", "programs do not do that", asked[1])

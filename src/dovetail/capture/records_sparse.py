@@ -78,6 +78,6 @@ class RecordsSparse(MovesTensors):
             origin=self.here(),
         )
 
-    def data_parallel(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def data_parallel(self, module: Any, args: Sequence[Any] | None, kwargs: Mapping[str, Any]) -> Any:
         """What `DistributedDataParallel` does when it is called. Raises: UnsupportedDistributed."""
         self.refuse_collectives("a DistributedDataParallel module is called")

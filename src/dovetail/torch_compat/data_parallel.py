@@ -19,21 +19,27 @@ _distributed: Any = _module_of_torch
 
 @contextmanager
 def forward_replaced(run: Callable[..., Any]) -> Iterator[None]:
-    """While active, `run(module, args, kwargs)` is what a module of data parallel training does when it is called."""
+    """While active, `run(module, args, kwargs)` is what a module of data parallel training does when it is called.
+
+    args: None where somebody else (`replicate`) lets it do what comes before a forward, and calls its inner module.
+    """
     if not dist.is_available():
         yield
         return
     kind: Any = DistributedDataParallel
-    before = kind.forward
+    before, before_forward = kind.forward, kind._pre_forward
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         return run(self, args, kwargs)
 
-    kind.forward = forward
+    def apart(self: Any, *_: Any, **kwargs: Any) -> Any:
+        return run(self, None, kwargs)
+
+    kind.forward, kind._pre_forward = forward, apart
     try:
         yield
     finally:
-        kind.forward = before
+        kind.forward, kind._pre_forward = before, before_forward
 
 
 @contextmanager

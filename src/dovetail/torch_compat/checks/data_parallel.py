@@ -39,8 +39,10 @@ def check_forward_replaced() -> str | None:
     nn.Module.__init__(module)
     with data_parallel.forward_replaced(lambda *called: called):
         found = module.forward(1, two=2)
+        apart = module._pre_forward(1, two=2)
     return first_difference(
         ("call", found == (module, (1,), {"two": 2}), True),
+        ("apart", apart == (module, None, {"two": 2}), True),
         ("forward", DistributedDataParallel.forward is before, True),
     )
 
