@@ -191,7 +191,22 @@ def _exchanged_at_once(model: nn.Module, x: torch.Tensor) -> Any:
     return loss.detach(), other, total
 
 
+def _through_futures(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """What arrives is taken from the future of the work, and some of it is computed with there."""
+    loss = model(x).square().sum()
+    loss.backward()
+    whole: Any = dist.all_gather_into_tensor(torch.empty(dist.get_world_size() * len(x), 4), x, async_op=True)
+    futures = []
+    for weight in model.parameters():
+        assert weight.grad is not None
+        work: Any = dist.all_reduce(weight.grad, async_op=True)
+        futures.append(work.get_future().then(lambda future: future.value()[0].div_(2)))
+    torch.futures.wait_all(futures)
+    return loss.detach() + whole.get_future().wait()[0].sum()
+
+
 _BODIES = (
+    _through_futures,
     *(_averaged, _started_first, _every_kind, _functional, _in_place_gather),
     *(_pipelined, _from_and_to_one_rank, _exchanged_at_once),
 )
@@ -302,8 +317,12 @@ def _refused(rank: int) -> tuple[list[str], list[float]]:
         dist.isend(x * 4, 1 - rank)
         return x + 1
 
+    def hands_objects(x: torch.Tensor) -> torch.Tensor:
+        dist.all_gather_object([None, None], len(x))
+        return x + 1
+
     texts = []
-    for refused in (lambda x: dist.recv(x * 2), leaves_under_way):
+    for refused in (lambda x: dist.recv(x * 2), leaves_under_way, hands_objects):
         try:
             dovetail.estimate(refused, torch.ones(2))
         except UnsupportedDistributed as error:
@@ -322,6 +341,7 @@ def test_other_collectives_are_refused_by_name(two_ranks: Ranks) -> None:
         assert all("DT-DIST-001" in text and "test_collectives.py" in text for text in texts)
         assert "c10d.recv_any_source_" in texts[0]
         assert "does not wait for a message" in texts[1]
+        assert "sends objects to other processes" in texts[2]
     assert first[1] == [8.0, 8.0]
 
 

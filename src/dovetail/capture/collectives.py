@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -29,6 +30,7 @@ from dovetail.torch_compat.collectives import (
     name_of_group,
     name_of_reduction,
     new_work,
+    pickling_replaced,
     reductions_noted,
     waits_noted,
 )
@@ -56,7 +58,8 @@ class Collectives:
     @contextmanager
     def followed(self) -> Iterator[None]:
         """While active, the step runs. Raises: UnsupportedDistributed, where it leaves a message under way."""
-        with reductions_noted() as self.reductions, waits_noted(self._waited):
+        objects = pickling_replaced(partial(self._refuse, "sends objects to other processes"))
+        with reductions_noted() as self.reductions, waits_noted(self._waited), objects:
             yield
         for *_, origin in self._under_way:
             raise UnsupportedDistributed(
@@ -112,26 +115,26 @@ class Collectives:
         if len(tensors) != 1 or sparse is not None:
             self._refuse("reduces several tensors, or a sparse one, in one call")
         ops.ALL_REDUCE(tensors[0], self._reduction(), group)
-        return tensors, finished_work()
+        return tensors, finished_work(tensors)
 
     def _of_reduce(self, tensors: Sequence[torch.Tensor], group: str, op: Any, root: int, *_: Any) -> Any:
         ops.REDUCE(tensors[0], root, self._reduction(), group)
-        return finished_work()
+        return finished_work(tensors)
 
     def _of_broadcast(self, tensors: Sequence[torch.Tensor], group: str, root: int, *_: Any) -> Any:
         ops.BROADCAST(tensors[0], root, group)
-        return tensors, finished_work()
+        return tensors, finished_work(tensors)
 
     def _of_allgather(self, outs: Sequence[Sequence[torch.Tensor]], parts: Any, group: str, *_: Any) -> Any:
         ops.ALL_GATHER(list(outs[0]), parts[0], group)
-        return outs, finished_work()
+        return outs, finished_work(outs[0])
 
     def _of_allgather_base(self, out: torch.Tensor, part: torch.Tensor, group: str, *_: Any) -> Any:
         if storage_key(part) == storage_key(out) and part.is_contiguous() and out.is_contiguous():
             ops.GATHER_OWN(out, part.storage_offset() - out.storage_offset(), part.numel(), group)
         else:
             ops.GATHER_INTO(out, _apart(part, out), group)
-        return out, finished_work()
+        return out, finished_work([out])
 
     def _of_reduce_scatter(self, outs: Sequence[torch.Tensor], parts: Any, group: str, *_: Any) -> Any:
         ops.REDUCE_SCATTER(outs[0], list(parts[0]), self._reduction(), group)
@@ -143,11 +146,11 @@ class Collectives:
 
     def _of_alltoall(self, outs: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], group: str, *_: Any) -> Any:
         ops.ALL_TO_ALL(list(outs), list(parts), group)
-        return outs, finished_work()
+        return outs, finished_work(outs)
 
     def _of_alltoall_base(self, out: torch.Tensor, given: torch.Tensor, group: str, to: Any, of: Any, *_: Any) -> Any:
         ops.EXCHANGE(out, given, list(to), list(of), group)
-        return finished_work()
+        return finished_work([out])
 
     def _of_barrier(self, tensor: torch.Tensor, group: str, *_: Any) -> Any:
         ops.BARRIER(group)
@@ -155,11 +158,11 @@ class Collectives:
 
     def _of_gather(self, outs: Sequence[Sequence[torch.Tensor]], parts: Any, group: str, root: int, *_: Any) -> Any:
         ops.GATHER(list(outs[0]) if outs else [], parts[0], root, group)
-        return finished_work()
+        return finished_work(outs[0] if outs else ())
 
     def _of_scatter(self, outs: Sequence[torch.Tensor], parts: Any, group: str, root: int, *_: Any) -> Any:
         ops.SCATTER(outs[0], list(parts[0]) if parts else [], root, group)
-        return outs, finished_work()
+        return outs, finished_work(outs)
 
     def _of_send(self, tensors: Sequence[torch.Tensor], group: str, to: int, tag: int) -> Any:
         if is_waiting_for_message():

@@ -271,16 +271,39 @@ def gather_parts() -> Callable[..., Any]:
     return getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
-def new_work() -> Any:
-    """Work that is done. Code that calls the operator which hands it back, boxed, gets this object."""
+def new_work(results: Sequence[torch.Tensor] = ()) -> Any:
+    """Work that is done. Code that calls the operator which hands it back, boxed, gets this object.
+
+    results: what its future has, where it has one.
+    """
     future: Any = torch.futures.Future()
-    future.set_result([])
+    future.set_result(list(results))
     return torch._C._distributed_c10d._create_work_from_future(future)
 
 
-def finished_work() -> Any:
+def finished_work(results: Sequence[torch.Tensor] = ()) -> Any:
     """Work that is done, boxed: what an operator hands back that ran, or was recorded, at once."""
-    return new_work().boxed()
+    return new_work(results).boxed()
+
+
+@contextmanager
+def pickling_replaced(refuse: Callable[[], Any]) -> Iterator[None]:
+    """While active, collectives of objects call `refuse` on this thread, where they would make bytes of an object."""
+    if not is_available:
+        yield
+        return
+    home: Any = dist.distributed_c10d
+    thread, own = threading.get_ident(), home._object_to_tensor
+
+    @wraps(own)
+    def make_bytes(*args: Any, **kwargs: Any) -> Any:
+        return refuse() if threading.get_ident() == thread else own(*args, **kwargs)
+
+    home._object_to_tensor = make_bytes
+    try:
+        yield
+    finally:
+        home._object_to_tensor = own
 
 
 @contextmanager

@@ -308,7 +308,25 @@ def check_new_work() -> str | None:
         if group is None:
             return None
         found = [group.recv([message], 0, 0) is made[-1], group.send([message], 0, 0) is made[-1]]
-    return first_difference(("same", found, [True, True]))
+    results = collectives.new_work([message]).get_future().wait()
+    return first_difference(("same", found, [True, True]), ("results", results[0] is message, True))
+
+
+def check_pickling_replaced() -> str | None:
+    """Collectives of objects ask before they send anything."""
+    found: list[Any] = [None]
+    asked = [False]
+
+    def refuse() -> Any:
+        asked[0] = True
+        raise LookupError
+
+    with group_of_one() as group:
+        if group is None:
+            return None
+        with suppress(LookupError), collectives.pickling_replaced(refuse):
+            dist.all_gather_object(found, "item")
+    return first_difference(("asked", asked + found, [True, None]))
 
 
 def check_waits_noted() -> str | None:
@@ -377,5 +395,6 @@ CHECKS = (
     check_gather_parts,
     check_finished_work,
     check_new_work,
+    check_pickling_replaced,
     check_waits_noted,
 )
