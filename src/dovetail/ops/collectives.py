@@ -29,6 +29,7 @@ from dovetail.ir.sizes import Number, OrOne, evaluate
 from dovetail.ops.custom import define
 from dovetail.ops.messages import MESSAGES, SEND, START_RECEIVE, START_SEND, WORK, failures_named, new_token
 from dovetail.ops.prims import FunctionalForm
+from dovetail.torch_compat.acting import let_act
 from dovetail.torch_compat.collectives import (
     find_group,
     gather_parts,
@@ -208,6 +209,7 @@ COLLECTIVES = frozenset(
         *MESSAGES,
     }
 )
+let_act((*COLLECTIVES, *_RUN, WAIT))
 _OWN_SHAPES = frozenset({ALL_TO_ALL, EXCHANGE})  # each rank may send and get another number of elements
 
 

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from dovetail.errors import CollectiveFailed, DovetailError
 from dovetail.ops.custom import define
+from dovetail.torch_compat.acting import let_act
 from dovetail.torch_compat.collectives import find_group
 
 WORK = "_dovetail_work"
@@ -130,3 +131,4 @@ END_RECEIVE = define(
 )
 
 MESSAGES = frozenset({SEND, RECEIVE, START_SEND, START_RECEIVE, END_SEND, END_RECEIVE})
+let_act(MESSAGES)

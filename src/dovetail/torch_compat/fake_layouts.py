@@ -13,6 +13,7 @@ import torch
 from torch._prims_common import compute_elementwise_output_strides, suggest_memory_format
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dovetail.torch_compat.acting import numbers_unknown
 from dovetail.torch_compat.convolutions import convolved_on_fakes
 from dovetail.torch_compat.cudnn_layers import run_layer_on_fakes
 from dovetail.torch_compat.kernel_strides import (
@@ -107,7 +108,7 @@ def run_on_fakes(op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
         return op.overloadpacket(*args, **{name: kwargs[name] for name in kwargs if name != "generator"})
     if op in LOSSES and 0 in args[1].shape:  # torch's fakes divide by the number of elements
         return args[1].new_empty(torch.broadcast_shapes(args[1].shape, args[2].shape))
-    with answered_anew(op, args):
+    with answered_anew(op, args), numbers_unknown(op, args):
         return op(*args, **kwargs)
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dovetail.torch_compat.checks import (
+    acting,
     arenas,
     autograd,
     boxed,
@@ -77,6 +78,7 @@ Check = Callable[[], str | None]
 
 # What compiling and running programs relies on.
 COMPILER_CHECKS: tuple[Check, ...] = (
+    *acting.CHECKS,
     *arenas.CHECKS,
     *autograd.CHECKS,
     *boxed.CHECKS,
