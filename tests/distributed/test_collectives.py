@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import nn
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import dovetail
@@ -20,7 +21,7 @@ from dovetail.inspect.memory import measure_peak
 from dovetail.ops.collectives import collective_of
 from dovetail.torch_compat.collectives import reduction, start_to_scatter_sums
 from tests.distributed.ranks import Ranks
-from tests.distributed.steps import Trained, compare, optimizer_of
+from tests.distributed.steps import Trained, compare, optimizer_of, same
 
 
 def _model() -> nn.Module:
@@ -304,6 +305,59 @@ def _only_rank_0_captures(rank: int) -> str:
 
 def test_nothing_is_sent_while_a_step_is_recorded(two_ranks: Ranks) -> None:
     assert two_ranks(_only_rank_0_captures, seconds=40)[0]
+
+
+def _knows_numbers(rank: int) -> tuple[list[Any], str]:
+    """Collectives of numbers that are known while the step is recorded, by one rank alone; and what comes of them."""
+
+    def step(x: torch.Tensor) -> Any:
+        count, part, (first, second) = torch.tensor([len(x)]), torch.tensor([2]), torch.zeros(2).split(1)
+        dist.all_reduce(count)
+        dist.send(part, 1) if rank == 0 else dist.recv(part, 0)
+        outs = [torch.tensor([0]), torch.tensor([0])]
+        dist.all_gather(outs, torch.tensor([rank + 5]))
+        return x.sum() / count, part, outs, first + second, outs[1].item()
+
+    made = str(dovetail.estimate(step, torch.ones(3))) if rank == 0 else "step"
+    compiled = dovetail.compile_step(step)
+    found: list[Any] = []
+    for number in range(3):
+        x = torch.ones(3 + rank) * number
+        found.append(same(compiled(x), step(x)))
+    return found, made
+
+
+def test_known_numbers_are_not_sent_while_a_step_is_recorded(two_ranks: Ranks) -> None:
+    for found, made in two_ranks(_knows_numbers, seconds=40):
+        assert found == [True] * 3
+        assert "step" in made
+
+
+def _by_a_schedule(rank: int) -> int:
+    """Torch's own pipelining: its schedule and stages note what they have begun, and agree on numbers at first."""
+    warnings.simplefilter("ignore")
+
+    def make() -> Trained:
+        torch.manual_seed(3)
+        model = nn.Linear(4, 4)
+        optimizer = optimizer_of("adamw", model)
+        stage = PipelineStage(model, rank, 2, torch.device("cpu"))
+        schedule = ScheduleGPipe(stage, 2, loss_fn=lambda out, wanted: (out - wanted).square().mean())
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            losses: list[torch.Tensor] = []
+            schedule.step(*(() if rank else (x,)), target=x if rank else None, losses=losses if rank else None)
+            optimizer.step()
+            return torch.stack(losses).detach() if losses else x.sum()
+
+        return Trained(step, model, optimizer)
+
+    return compare(make, [(torch.arange(16.0).view(4, 4) / number,) for number in range(1, 5)], seed=rank).eager_calls
+
+
+def test_schedules_of_pipelines_go_on(two_ranks: Ranks) -> None:
+    assert two_ranks(_by_a_schedule) == [1, 1]
 
 
 def _refused(rank: int) -> tuple[list[str], list[float]]:

@@ -13,7 +13,10 @@ from dovetail.ir.provenance import is_library_file
 
 # classes of torch whose objects are the user's
 FOLLOWED = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
-FOLLOWED_PACKAGES = ("torch.distributed.algorithms.", "torch.distributed._composable.", "torch.ao.pruning.")
+FOLLOWED_PACKAGES = (
+    *("torch.distributed.algorithms.", "torch.distributed._composable.", "torch.distributed.pipelining."),
+    "torch.ao.pruning.",
+)
 OURS = __file__.rpartition("/reach/")[0]
 _SCRIPTS = ("__main__", "__mp_main__")
 _LIBRARIES = sys.stdlib_module_names | {"torch", "dovetail"}
