@@ -291,3 +291,32 @@ def test_a_storage_that_is_given_back() -> None:
     except DovetailError:
         return
     assert x.untyped_storage().nbytes() == 0
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda y: y.baddbmm_(y, torch.ones(2, 4, 4)),
+        lambda y: y.baddbmm_(torch.ones(2, 4, 4), y),
+        lambda y: y[0].addbmm_(torch.ones(1, 4, 4), y[:1]),
+        lambda y: y.masked_scatter_(y > 0, y),
+    ],
+)
+def test_products_that_read_what_they_write(write: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Eager reads elements that it has written; where it does not, programs give what it gives."""
+
+    def f(x: torch.Tensor) -> Results:
+        return (write(x * 2).clone(),)
+
+    error = _refusal(directly(f).call, [torch.randn(2, 4, 4)])
+    assert isinstance(error, OrderDependentWrite)
+    assert "another of its operands" in str(error)
+
+
+@pytest.mark.parametrize("write", [lambda y: y.addmm_(y, y), lambda y: torch.mm(y, y, out=y), lambda y: y.add_(y)])
+def test_operators_that_read_all_before_they_write(write: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def f(x: torch.Tensor) -> Results:
+        return (write(x * 2),)
+
+    x = torch.randn(4, 4)
+    assert torch.equal(directly(f).call(x)[0], f(x)[0])

@@ -3,12 +3,13 @@
 An operator that writes a tensor which overlaps itself, or another operand, reads some elements after it has written
 them. Eager refuses many of these and computes something for the others; a functional program would compute what a
 write after all reads gives. So: where eager refuses, the same error; where elements would be read again, a named one.
+So it is with an operand that is the written tensor itself, where an operator does not go element by element.
 Eager is asked only where operands overlap, by running the operator on small numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,18 +42,21 @@ def refuse_order_dependent_write(
     held = {i: args[i] if i < len(args) else keywords.get(names[i]) for i in range(len(names))}
     written = [v for i in writes for v in values_in(held[i])]
     read = [v for i, operand in held.items() if i not in writes for v in values_in(operand) if v.is_tensor]
-    suspects = [v for v in written if overlaps_itself(v.tensor).verdict is Verdict.OVERLAPPING]
+    facts = facts_of(target)
+    suspects = {v: v for v in written if overlaps_itself(v.tensor).verdict is Verdict.OVERLAPPING}
     pairs = _meeting_pairs(written, read)
+    if not facts.pointwise:
+        suspects.update((w, other) for w in written for other in read if _is_same_memory(w, other))
     if not (suspects or pairs):
         return
-    facts = facts_of(target)
     if schema_of(target).namespace == "aten" and not facts.draws and not facts.effect:
         eager = _Eager.of(target, args, kwargs)
         if eager is not None and not eager.agrees_with_copies(suspects):
-            pairs.append((suspects[0], suspects[0]))
+            pairs += suspects.items()
     if pairs:
         w, other = pairs[0]
-        overlapped = "itself" if other is w else f"{other.name}, another of its operands"
+        is_twice = other is w and overlaps_itself(w.tensor).verdict is not Verdict.OVERLAPPING
+        overlapped = "itself" if other is w and not is_twice else f"{other.name}, another of its operands"
         raise OrderDependentWrite(operator=str(target), origin=origins.here(), written=w.name, other=overlapped)
 
 
@@ -69,6 +73,10 @@ def _meeting_pairs(written: Sequence[Value], read: Sequence[Value]) -> list[tupl
             if not _same_region(value, other) and _meet(value, other):
                 pairs.append((value, other))
     return pairs
+
+
+def _is_same_memory(a: Value, b: Value) -> bool:
+    return a.is_tensor and a.tensor.storage == b.tensor.storage and _same_region(a, b)
 
 
 def _meet(a: Value, b: Value) -> bool:
@@ -103,36 +111,48 @@ class _Eager:
                 sizes[value.tensor.storage] = max(sizes.get(value.tensor.storage, 0), end)
         return cls(target, args, kwargs, sizes)
 
-    def agrees_with_copies(self, suspects: Sequence[Value]) -> bool:
+    def agrees_with_copies(self, suspects: Collection[Value]) -> bool:
         """Whether eager leaves in the suspects what it leaves in copies that do not overlap; raises as eager does."""
         with without_modes(), torch.no_grad():
-            in_place = self._run(suspects, copied=False)
-            return not suspects or in_place == self._run(suspects, copied=True)
+            try:
+                return self._agrees(suspects, has_masks=True)
+            except (RuntimeError, IndexError):  # another number of elements may be chosen than there are values for
+                return self._agrees(suspects, has_masks=False)
 
-    def _run(self, suspects: Sequence[Value], *, copied: bool) -> list[list[int]]:
-        """The bytes of each suspect afterwards."""
+    def _agrees(self, suspects: Collection[Value], has_masks: bool) -> bool:
+        in_place = self._run(suspects, has_masks, copied=False)
+        return not suspects or in_place == self._run(suspects, has_masks, copied=True)
+
+    def _run(self, suspects: Collection[Value], has_masks: bool, *, copied: bool) -> list[list[int]]:
+        """The bytes of each suspect afterwards, where it was written."""
         storages: dict[int, torch.UntypedStorage] = {}
         written: list[torch.Tensor] = []
 
-        def stand_in(operand: Operand) -> Any:
+        def stand_in(operand: Operand, is_written: bool) -> Any:
             if isinstance(operand, Value) and operand.is_tensor:
                 meta = operand.tensor
                 if meta.storage not in storages:
-                    storages[meta.storage] = self._numbers(meta, self.sizes[meta.storage])
+                    storages[meta.storage] = self._numbers(meta, self.sizes[meta.storage], has_masks)
                 empty = torch.empty(0, dtype=meta.dtype)
                 tensor = empty.set_(storages[meta.storage], meta.offset, meta.shape, meta.stride)  # type: ignore[arg-type]
-                if operand in suspects:
+                if is_written and operand in suspects:
                     written.append(_apart(tensor) if copied else tensor)
                     return written[-1]
                 return tensor
-            return type(operand)(map(stand_in, operand)) if isinstance(operand, tuple | list) else operand
+            if isinstance(operand, tuple | list):
+                return type(operand)(stand_in(item, is_written) for item in operand)
+            return operand
 
-        self.target(*map(stand_in, self.args), **{name: stand_in(operand) for name, operand in self.kwargs})
+        writes, names = facts_of(self.target).writes, [a.name for a in schema_of(self.target).arguments]
+        args = [stand_in(operand, i in writes) for i, operand in enumerate(self.args)]
+        self.target(*args, **{name: stand_in(operand, names.index(name) in writes) for name, operand in self.kwargs})
         return [_apart(tensor).untyped_storage().tolist() for tensor in written]
 
-    def _numbers(self, meta: TensorMeta, size: int) -> torch.UntypedStorage:
-        """1, 2 and 3 in turn; zeros for whole numbers that may be indices."""
+    def _numbers(self, meta: TensorMeta, size: int, has_masks: bool) -> torch.UntypedStorage:
+        """1, 2 and 3 in turn; zeros for whole numbers that may be indices. has_masks: of truth values, two of three."""
         whole = torch.zeros(size, dtype=torch.uint8)
+        if meta.dtype is torch.bool and has_masks:
+            whole.copy_(torch.arange(size) % 3 > 0)
         if meta.dtype.is_floating_point or meta.dtype.is_complex or facts_of(self.target).pointwise:
             count = size // meta.dtype.itemsize
             whole[: count * meta.dtype.itemsize].view(meta.dtype).copy_(torch.arange(count) % 3 + 1)
