@@ -278,17 +278,22 @@ class FunctionCaptures:
 
     def _captured(self, call: Call, lifted: LiftedNumbers = PLAIN_NUMBERS) -> tuple[FunctionVariant, list[Any]]:
         try:
-            return self._capture_and_select(call, lifted)
+            return self._of_data(call, lifted)
         except (PythonSideEffect, CaptureFailed) as error:  # the code, or torch, may not do with symbols of sizes
             if not self._options.dynamic or isinstance(error.__cause__, TensorsSeen | ObjectSeen):
                 raise
             try:
-                return self._capture_and_select(call, lifted, dynamic=False)
+                return self._of_data(call, lifted, dynamic=False)
             except CaptureFailed as other:
                 raise other if isinstance(other.__cause__, TensorsSeen | ObjectSeen | NumberSeen) else error from None
+
+    def _of_data(self, call: Call, lifted: LiftedNumbers, *, dynamic: bool = True) -> tuple[FunctionVariant, list[Any]]:
+        """With symbols for sizes that depend on data, which costs more to record, where there are such."""
+        try:
+            return self._capture_and_select(call, lifted, dynamic=dynamic)
         except DataDependentControlFlow as error:
-            try:  # with symbols for sizes that depend on data, which costs more to record
-                return self._capture_and_select(call, lifted, unknown_sizes=True)
+            try:
+                return self._capture_and_select(call, lifted, unknown_sizes=True, dynamic=dynamic)
             except BadOptionValue:  # an option that does not go with such sizes
                 raise
             except DovetailError as other:
