@@ -232,16 +232,17 @@ def test_packed_sequences_are_saved_and_loaded(tmp_path: Path) -> None:
             _check_equal(loaded(x, torch.tensor(lengths)), model(x, torch.tensor(lengths)))
 
 
-@pytest.mark.parametrize("pads_to_all", [False, True])
-def test_packed_sequences_of_any_batch_and_length(tmp_path: Path, pads_to_all: bool) -> None:
+@pytest.mark.parametrize(("kind", "pads_to_all"), [(nn.LSTM, False), (nn.LSTM, True), (nn.GRU, False), (nn.RNN, True)])
+def test_packed_sequences_of_any_batch_and_length(tmp_path: Path, kind: Any, pads_to_all: bool) -> None:
     class Tagger(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.layer = nn.LSTM(4, 3, batch_first=True, bidirectional=True)
+            self.layer = kind(4, 3, batch_first=True, bidirectional=True)
 
         def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
             packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-            found, (state, _) = self.layer(packed)
+            found, state = self.layer(packed)
+            state = state if isinstance(state, Tensor) else state[0]
             length = x.shape[1] if pads_to_all else None
             return nn.utils.rnn.pad_packed_sequence(found, batch_first=True, total_length=length)[0], state
 
