@@ -124,6 +124,56 @@ def test_numbers_off_tensors_are_computed_with_as_python_does(compute: Callable[
     assert repr(compiled(torch.tensor([value, 0.0]))) == repr(compute(torch.tensor([value, 0.0]).sum().item()))
 
 
+def check_positive(x: Tensor) -> Tensor:
+    a = x.sum().item()
+    torch._check(a > 0)
+    return x * a
+
+
+def raise_if_negative(x: Tensor) -> Tensor:
+    a = x.sum().item()
+    if a < 0:
+        raise ValueError("negative")
+    return x * a
+
+
+def raise_unless_less(x: Tensor) -> Tensor:
+    a = x.sum().item()
+    if not a < 100.0:  # or NaN
+        raise ValueError("too large")
+    return x * a
+
+
+@pytest.mark.parametrize("function", [check_positive, raise_if_negative, raise_unless_less])
+def test_checks_of_numbers_off_tensors_are_made_by_the_program(function: Function) -> None:
+    compiled = dovetail.compile(function)
+    for values in ([1.0, 2.0], [3.0, -1.0], [-3.0, -1.0], [float("nan"), 1.0]):
+        try:
+            wanted = function(torch.tensor(values))
+        except (RuntimeError, ValueError, AssertionError):
+            with pytest.raises(dovetail.DovetailError, match="a number that data decide is not as expected"):
+                compiled(torch.tensor(values))
+        else:
+            assert torch.equal(compiled(torch.tensor(values)).nan_to_num(7), wanted.nan_to_num(7))
+    assert compiled.stats.captures == 1
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_counts_of_data_beside_sizes(dynamic: bool) -> None:
+    def counted(x: Tensor, mask: Tensor) -> Any:
+        k, n = mask.sum().item(), len(x)
+        torch._check(k <= n)
+        torch._check(k >= 1)
+        chosen = x[mask]
+        return x[:k], n - k, k + n, (n * 2 - k) * 0.5, k * 0.1 * 0.3, chosen * len(chosen), len(chosen) / n
+
+    compiled = dovetail.compile(counted, dynamic=dynamic)
+    for rows in (8, 5, 8, 9):
+        x, mask = torch.randn(rows, 3), torch.arange(rows) <= rows // 2
+        assert_alike(compiled(x, mask), counted(x, mask))
+    assert compiled.stats.captures == (1 if dynamic else 3)
+
+
 def test_a_size_that_torch_cannot_follow_is_known() -> None:
     def cut(x: Tensor, y: Tensor) -> Tensor:
         return x[: (2 * len(x) - len(y)) % (len(x) + 1)] + 1

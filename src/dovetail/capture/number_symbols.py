@@ -92,7 +92,8 @@ class NumberSymbols:
 
     Attributes: now, by symbol, the numbers in the call that is recorded; facts, in the order in which they were asked;
     symbols, of the recorder, for which every size symbol is to be known; inputs, names of numbers that are inputs;
-    unknown, names of those that data decide: in `now` they are something or other of their class.
+    unknown, names of those that data decide: in `now` they are something or other of their class; expected, what code
+    has said of these.
     """
 
     follows_numpy = False
@@ -107,6 +108,7 @@ class NumberSymbols:
         self.now: dict[str, Plain] = {}
         self.facts = facts
         self.inputs, self.unknown = set[str](), set[str]()
+        self.expected: list[Scalar] = []
         self._mode, self._may_be_sizes = mode, may_be_sizes
         self.symbols: dict[str, Any] = {}
         self._sizes: dict[str, torch.SymInt] = {}
@@ -179,8 +181,19 @@ class NumberSymbols:
         """What torch knows an expression by that hangs on sizes of tensors, and no other number; None if nothing."""
         return self._size(handle) if self.inputs.isdisjoint(handle.symbols()) else None
 
+    def knows(self, handle: Any) -> bool:
+        """See `NumberTrace`."""
+        return not isinstance(handle, SizeExpr) or self.unknown.isdisjoint(handle.symbols())
+
+    def expect_number(self, handle: Any, answer: bool) -> bool:
+        """See `NumberTrace`. The program checks what data decide."""
+        if self.knows(handle):
+            return self.decide(handle, answer)
+        self.expected.append(handle)
+        return True
+
     def _note(self, fact: NumberFact) -> None:
-        if not self.unknown.isdisjoint(fact.expr.symbols()):
+        if not self.knows(fact.expr):
             raise unknown_number()
         self.facts.setdefault(str(fact), fact)
 

@@ -23,6 +23,7 @@ from dovetail.capture.python_objects import asking_frame
 from dovetail.errors import DataDependentControlFlow
 from dovetail.torch_compat.data_sizes import asked_truths, assume, without_hint
 from dovetail.torch_compat.modes import unnoticed_mode
+from dovetail.torch_compat.traced_numbers import is_unknown
 
 ALL = object()
 INDEXING = frozenset({torch.Tensor.__getitem__, torch.Tensor.__setitem__})
@@ -55,7 +56,7 @@ def followed_places(note_checks: Callable[[], None]) -> Iterator[None]:
     """
 
     def answer(number: Any, frame: FrameType) -> bool | None:
-        wanted = answer_that_does_not_raise(frame) if without_hint(number) else None
+        wanted = answer_that_does_not_raise(frame) if without_hint(number) or is_unknown(number) else None
         if wanted is not None:
             assume(number if wanted else torch.sym_not(number))
             note_checks()

@@ -156,6 +156,7 @@ class Recording:
         self.recorder.expect([tree_to_scalar(tree) for tree in expected_trees(self.mode.shape_env)])
         if self._numbers is not None:
             self._numbers.note_sizes()
+            self.recorder.expect(self._numbers.expected)
 
     def _visible(self, results: Sequence[object]) -> VisibleEffects:
         own = self.stand_ins[: len(self.specs)]

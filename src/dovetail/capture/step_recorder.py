@@ -295,9 +295,17 @@ class StepRecorder(RecordsSizes):
         """See `NumpyNumbers`. Raises: UnsupportedStep."""
         return self.of_numpy.dtype_of(numbers, self._refuse)
 
+    def knows(self, handle: Any) -> bool:
+        """See `NumberTrace`: an eager run has shown all numbers."""
+        return True
+
     def might_give(self, function: Callable[..., Any], operands: tuple[Any, ...]) -> Plain | None:
-        """See `NumberTrace`: all numbers are known, from an eager run."""
+        """See `NumberTrace`."""
         return None
+
+    def expect_number(self, handle: Any, answer: bool) -> bool:
+        """See `NumberTrace`."""
+        return self.decide(handle, answer)
 
     def is_of_numpy(self, handle: Any) -> bool:
         """See `NumberTrace`."""

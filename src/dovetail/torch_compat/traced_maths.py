@@ -24,6 +24,7 @@ from dovetail.torch_compat.data_sizes import without_hint
 from dovetail.torch_compat.traced_numbers import (
     NumberNode,
     NumberTrace,
+    as_size,
     fixed_number,
     is_traced,
     plain_float,
@@ -202,6 +203,10 @@ def _binary(
     def method(self: Any, other: Any) -> Any:
         if number_for is not None and (function is operator.truediv or not _are_whole(self, other)):
             self, other = _without_symbols(number_for, self), _without_symbols(number_for, other)
+        elif number_for is not None and (_is_unknown(self) or _is_unknown(other)):
+            self, other = _as_symbol(self), _as_symbol(other)  # of which torch may be told more
+            if type(self) is int:
+                return function(other, self) if is_reflected else function(self, other)
         if type(other) is torch.SymInt and is_traced(self) and not is_traced(other):
             other = self.node.trace.number_for(other)
         elif is_traced(other) and type(self) is torch.SymInt and not is_traced(self):
@@ -213,7 +218,8 @@ def _binary(
                 if function is operator.pow:
                     _ask_type_of_power(first, second)
                 made = first.apply(function, second)
-                return made.guard_bool() if function in _ANSWERS else made.wrapped()  # code may ask whether it is True
+                is_answer = function in _ANSWERS and made.trace.knows(made.handle)  # code may ask whether it is True
+                return made.guard_bool() if is_answer else made.wrapped()
         if (
             is_traced(self)
             and isinstance(other, _NUMBERS)
@@ -233,8 +239,16 @@ def _are_whole(*numbers: Any) -> bool:
 
 def _without_symbols(number_for: Callable[[Any], Any], number: Any) -> Any:
     """A traced number in the place of one of torch's symbols of which nothing is known."""
-    is_symbol = type(number) in (torch.SymInt, torch.SymFloat) and without_hint(number)
-    return number_for(number) if is_symbol else number
+    return number_for(number) if _is_unknown(number) else number
+
+
+def _is_unknown(number: Any) -> bool:
+    return type(number) in (torch.SymInt, torch.SymFloat) and without_hint(number)
+
+
+def _as_symbol(number: Any) -> Any:
+    """A traced number as torch's symbol, or plain; anything else as it is."""
+    return as_size(number) if is_traced(number) else number
 
 
 def _unary(function: Callable[[Any], Any], before: Callable[[Any], Any] | None) -> Callable[[Any], Any]:

@@ -63,8 +63,14 @@ class NumberTrace(Protocol):
     def is_of_numpy(self, handle: Any) -> bool:
         """Whether the number may be one of NumPy's, of which torch makes tensors of 64 bits."""
 
+    def knows(self, handle: Any) -> bool:
+        """Whether what a number is now is known."""
+
     def might_give(self, function: Callable[..., Any], operands: tuple[Any, ...]) -> Plain | None:
-        """What a function might give of these handles, where what they are now is not known; None where it is."""
+        """What a function might give of these handles, where one is not known; None where all are."""
+
+    def expect_number(self, handle: Any, answer: bool) -> bool:
+        """The number has to be true, and this is so now. Returns: what is to be answered."""
 
 
 class NumberNode(_SymNode):  # type: ignore[misc]
@@ -178,7 +184,10 @@ class NumberNode(_SymNode):  # type: ignore[misc]
     def guard_bool(self, *_: Any) -> bool:
         return self.trace.decide(self.handle, bool(self.now))
 
-    bool_ = expect_true = guard_or_false = guard_or_true = guard_size_oblivious = statically_known_true = guard_bool
+    def expect_true(self, *_: Any) -> bool:
+        return self.trace.expect_number(self.handle, bool(self.now))
+
+    bool_ = guard_or_false = guard_or_true = guard_size_oblivious = statically_known_true = guard_bool
 
     def guard_number(self, *_: Any) -> Any:
         return self.trace.fix(self.handle, self.now)
@@ -285,6 +294,11 @@ def keys_found() -> Iterator[None]:
 
 def _hash_now(item: Any, usual: Callable[[Any], int]) -> int:
     return hash(item.node.now) if is_traced(item) else usual(item)
+
+
+def is_unknown(number: Any) -> bool:
+    """Whether this is a traced number of which is not known what it is now."""
+    return is_traced(number) and not number.node.trace.knows(number.node.handle)
 
 
 def fixed_number(number: Any) -> Plain:

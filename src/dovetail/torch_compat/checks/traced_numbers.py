@@ -57,6 +57,15 @@ class TraceOfTexts:
         """See `NumberTrace`."""
         return handle == "of numpy"
 
+    def knows(self, handle: object) -> bool:
+        """See `NumberTrace`."""
+        return handle != "unknown"
+
+    def expect_number(self, handle: object, answer: bool) -> bool:
+        """See `NumberTrace`."""
+        self.told.append(("expected", handle))
+        return answer
+
     def might_give(self, function: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
         """See `NumberTrace`."""
         return 7.0 if "unknown" in operands else None
@@ -70,6 +79,17 @@ class _Seen(DispatchMode):
     def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         self.arguments += [*args[1:], *(kwargs or {}).values()]
         return args[0]
+
+
+def check_is_unknown() -> str | None:
+    """Its trace says so; what has to be true of it is told as such."""
+    trace = TraceOfTexts()
+    number, other = (traced_numbers.traced_number(trace, name, True) for name in ("x", "unknown"))
+    torch._check(other)
+    return first_difference(
+        ("whether they are", [traced_numbers.is_unknown(item) for item in (number, other, 3)], [False, True, False]),
+        ("what is told", trace.told, [("expected", "unknown")]),
+    )
 
 
 def check_result_now() -> str | None:
@@ -196,6 +216,7 @@ def check_as_size() -> str | None:
 
 CHECKS = (
     check_as_size,
+    check_is_unknown,
     check_result_now,
     check_traced_number,
     check_plain_float,
