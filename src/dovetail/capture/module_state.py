@@ -104,10 +104,15 @@ def replaced_tensors(
         for slot, original in zip(slots, originals, strict=True):
             slot.place(original)
     if changed:
-        raise PythonSideEffect(what=changed)
+        raise PythonSideEffect(what=changed) from KeptWhereRead() if changed.startswith(_BOUND) else None
+
+
+class KeptWhereRead(Exception):
+    """Why code is refused: it keeps a tensor where it may look for it first, so perhaps it does so once."""
 
 
 _NOTHING = object()
+_BOUND = "bound "
 _TABLES = ("_parameters", "_buffers", "_modules")
 
 
@@ -123,7 +128,7 @@ def _difference(before: dict[str, Any], after: dict[str, Any], module: torch.nn.
             old, new = before.get(name, {}), after.get(name, {})
             changed = next((k for k in {**old, **new} if old.get(k) is not new.get(k)), None)
             if changed is not None:
-                return f"bound {kind}.{changed} to another object"
+                return f"{_BOUND}{kind}.{changed} to another object"
         elif name not in after:
             return f"deleted {kind}.{name}"
         elif not (_unchanged(before.get(name, _NOTHING), after[name]) or is_derived(after[name], stand_ins)):

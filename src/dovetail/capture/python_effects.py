@@ -6,14 +6,15 @@ in what the code has changed, and the program is refused.
 
 from __future__ import annotations
 
+import dis
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from types import FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import torch
 
-from dovetail.capture.module_state import is_derived
+from dovetail.capture.module_state import KeptWhereRead, is_derived
 from dovetail.errors import PythonSideEffect
 from dovetail.reach.changes import ReadChange
 from dovetail.reach.codes import names_of
@@ -25,17 +26,23 @@ from dovetail.torch_compat.fakes import is_fake, writes_fake
 from dovetail.torch_compat.traced_numbers import is_traced
 
 
-def refuse_tensors_left(changes: Iterable[ReadChange], stand_ins: Iterable[Any]) -> None:
+def refuse_tensors_left(changes: Iterable[ReadChange], stand_ins: Iterable[Any], codes: Iterable[CodeType]) -> None:
     """Refuse a change that leaves a fake tensor somewhere. What only repeats the stand-ins themselves is none.
 
-    Raises: PythonSideEffect.
+    codes: what ran. Raises: PythonSideEffect; from `KeptWhereRead` where code looks for such tensors there.
     """
     known = set(map(id, stand_ins))
     for change in changes:
         if id(change.new) not in known and _holds_fake(change.new) and not is_derived(change.new, known):
-            raise PythonSideEffect(what=f"left a tensor in {change.label}")
+            is_read = isinstance(change.new, dict) or (change.name and any(_reads(code, change.name) for code in codes))
+            raise PythonSideEffect(what=f"left a tensor in {change.label}") from KeptWhereRead() if is_read else None
         if _leads_to(change.new, _is_text_of_fake):
             raise PythonSideEffect(what=f"left the text of a tensor's numbers in {change.label}")
+
+
+def _reads(code: CodeType, name: str) -> bool:
+    """Whether code reads an attribute, or a variable, of a name."""
+    return any(found.argval == name and found.opname.startswith("LOAD_") for found in dis.get_instructions(code))
 
 
 def refuse_numbers_left(changes: Iterable[ReadChange]) -> None:

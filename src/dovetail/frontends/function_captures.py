@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 
 from dovetail.capture.exclusive import RECORDING
+from dovetail.capture.module_state import KeptWhereRead
 from dovetail.capture.recording import Recording
 from dovetail.capture.recording_context import wants_known_sizes
 from dovetail.errors import BadOptionValue, CaptureFailed, DataDependentControlFlow, DovetailError, PythonSideEffect
@@ -30,6 +31,7 @@ from dovetail.frontends.variant_cache import Variant, VariantCache
 from dovetail.ir.sizes import Scalar, SizeExpr
 from dovetail.pipeline.alias_graphs import AliasGraphs
 from dovetail.pipeline.options import Options, decompositions
+from dovetail.reach.remembered import MakesMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,9 @@ class QuickCall:
         return self.variant.runner.graphs.only is self.graph
 
 
+_WHATEVER_SIZES = (TensorsSeen, ObjectSeen)  # why recordings fail, whether sizes are symbols or not
+
+
 class FunctionCaptures:
     """Finds and captures programs of one function, and keeps in mind what captures have shown."""
 
@@ -79,6 +84,7 @@ class FunctionCaptures:
         self._quick: QuickCall | None = None
         self._raised: CaptureFailed | None = None  # while the last call that eager mode was left with was recorded
         self._is_refused = False
+        self._prepared: tuple[Structure, tuple[object, ...]] | None = None  # the last call that was left to eager mode
         self.is_call = True  # False while captures are for no call: what the code changes is put back
 
     def ready(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Ready | None:
@@ -122,7 +128,7 @@ class FunctionCaptures:
                 except DovetailError as error:
                     if self._takes_otherwise(error, structure, undone):
                         continue
-                    if not self._is_left_to_eager_mode(error):
+                    if not (self._may_be_prepared(error, leaves, structure) or self._is_left_to_eager_mode(error)):
                         raise
             if found is None:
                 return None
@@ -188,6 +194,17 @@ class FunctionCaptures:
         """The leaves of a call, and how to put them together."""
         return flatten_call(args, self._state.handed(kwargs), self.classes)
 
+    def _may_be_prepared(self, error: DovetailError, leaves: Sequence[Any], structure: Structure) -> bool:
+        """Code that keeps tensors may only do so in the first call of a kind, which is left to eager mode: a table that
+        is made once, and looked up from then on.
+        """
+        if not isinstance(error.__cause__, KeptWhereRead) or self._options.memory_limit is not None:
+            return False
+        kinds = tuple([(x.shape, x.dtype) if isinstance(x, torch.Tensor) else type(x) for x in leaves])
+        is_again, self._prepared = self._prepared == (structure, kinds), (structure, kinds)
+        self._cache.patience.missed()
+        return not is_again
+
     def _is_left_to_eager_mode(self, error: DovetailError) -> bool:
         """Code that raises while it is recorded runs in eager mode, which raises what is to be raised."""
         if not isinstance(error, CaptureFailed) or self._is_refused or wants_known_sizes(error.__cause__):
@@ -217,9 +234,15 @@ class FunctionCaptures:
     def added(self, leaves: list[Any], structure: Structure) -> tuple[FunctionVariant, list[Any]] | None:
         """A new variant with its graph for a call, and its inputs; None when no more may be made."""
 
-        def capture() -> tuple[FunctionVariant, list[Any]]:
+        def capture() -> tuple[FunctionVariant, list[Any]] | None:
             self._numbers.learn(v.guard.changed_numbers(leaves, structure) for v in self._cache.variants)
-            return self._compiled(leaves, structure)
+            try:
+                return self._compiled(leaves, structure)
+            except CaptureFailed as error:
+                if not isinstance(error.__cause__, MakesMemory):
+                    raise
+                self._cache.patience.missed()
+                return None  # eager mode makes it, and later calls find it
 
         def why() -> str:
             return self._cache.why(lambda variant: variant.guard.why(leaves, structure))
@@ -234,7 +257,7 @@ class FunctionCaptures:
             try:
                 return self._captured(call, lifted)
             except DovetailError as error:
-                if not lifted or isinstance(error.__cause__, TensorsSeen):
+                if not lifted or isinstance(error.__cause__, TensorsSeen | MakesMemory):
                     raise
             self._numbers.refuse(lifted)
 
@@ -280,12 +303,14 @@ class FunctionCaptures:
         try:
             return self._of_data(call, lifted)
         except (PythonSideEffect, CaptureFailed) as error:  # the code, or torch, may not do with symbols of sizes
-            if not self._options.dynamic or isinstance(error.__cause__, TensorsSeen | ObjectSeen):
+            if not self._options.dynamic or isinstance(error.__cause__, _WHATEVER_SIZES):
                 raise
             try:
                 return self._of_data(call, lifted, dynamic=False)
             except CaptureFailed as other:
-                raise other if isinstance(other.__cause__, TensorsSeen | ObjectSeen | NumberSeen) else error from None
+                if isinstance(other.__cause__, (*_WHATEVER_SIZES, NumberSeen, MakesMemory)):
+                    raise
+                raise error from error.__cause__
 
     def _of_data(self, call: Call, lifted: LiftedNumbers, *, dynamic: bool = True) -> tuple[FunctionVariant, list[Any]]:
         """With symbols for sizes that depend on data, which costs more to record, where there are such."""
@@ -333,7 +358,11 @@ class FunctionCaptures:
         """
         dims, rules = all_dims if dynamic else None, decompositions(self._options)
         call, recorder, recording = recorded(
-            self._target, call, rules, dims=dims, unknown_sizes=unknown_sizes, lifted=lifted
+            *(self._target, call, rules),
+            dims=dims,
+            unknown_sizes=unknown_sizes,
+            lifted=lifted,
+            leaves_memories=self.is_call,
         )
         inputs = recorder.inputs_of(call)
         args, kwargs = unflatten(call.leaves, call.structure)

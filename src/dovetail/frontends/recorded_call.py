@@ -49,6 +49,7 @@ from dovetail.reach.contents import identified
 from dovetail.reach.guards import PythonGuards
 from dovetail.reach.read_slots import slots_put
 from dovetail.reach.reads import Reads
+from dovetail.reach.remembered import MakesMemory, Memories
 from dovetail.reach.stand_ins import StandIns
 from dovetail.reach.values import attributes_of
 from dovetail.reach.watcher import Watcher
@@ -78,7 +79,8 @@ class CallRecorder:
     """Records one kind of call, for inputs that share memory in one way or another.
 
     sources: for each tensor among the inputs of a recording, its place in the call (see `Call`). numbers: the
-    inputs after those. facts: what the code was told of these numbers.
+    inputs after those. facts: what the code was told of these numbers. leaves_memories, to be set: whether to stop
+    where a function would remember what it makes.
     reads: whether all that the code read, while it was recorded, is as it was. gradients_read: inputs whose `.grad` the
     code has read. asked: arguments that code asked for attributes by name. more_modules: by name, that the call was not
     described with, though the code takes their tensors. changed: what the code has changed of Python's objects.
@@ -120,6 +122,7 @@ class CallRecorder:
         self._given: dict[int, dict[str, Any]] = {}
         self.more_modules: list[Named] = []
         self.changed: list[ReadChange] = []
+        self.leaves_memories = False
         self.objects = ArgumentObjects(self._spec, described.state)
 
     def inputs_of(self, call: Call) -> list[Any]:
@@ -278,6 +281,8 @@ class CallRecorder:
 
         given = StandIns()
         watcher = Watcher(refuses_outside=self._watches, on_gradient=on_gradient, stand_ins=given)
+        memories = Memories(lambda: {} if watcher.reads is None else watcher.reads.met)
+        watcher.on_frame = memories.look if self.leaves_memories else None
         roots = [self._target, *(part for argument in self._arguments for part in identified(argument))]
         try:
             before = [{*attributes_of(stand_in)} for stand_in in stand_ins[: len(self.sources)]]
@@ -287,8 +292,8 @@ class CallRecorder:
                 with self.objects.met(reads):
                     yield
                 self._read_attributes(reads, own, held, stand_ins)
-            if refusals:
-                raise refusals[0]
+            if refusals or memories.has_stopped:
+                raise refusals[0] if refusals else MakesMemory
             refuse_attributes_left(reads, stand_ins, before)
             if given.has_given and given.asks_types:  # it may have seen that a number is no plain one
                 raise DataDependentControlFlow(operator="int(tensor), where code asks for the types of numbers")
@@ -296,14 +301,13 @@ class CallRecorder:
                 raise NumberSeen
             self._find_more_modules(watcher)
             self.objects.look(watcher)
+            self._codes |= reads.codes
             changes = watcher.changes()
             self._refuse_left(changes, stand_ins, held)
         except BaseException:
             for change in watcher.changes():
                 change.undo()
             raise
-        if watcher.reads is not None:
-            self._codes |= watcher.reads.codes
         self.changed = changes
         if self._watches:
             lifted = self.objects.lifted.union(slot.key for slot in self.numbers.slots)
@@ -314,7 +318,7 @@ class CallRecorder:
 
     def _refuse_left(self, changes: Sequence[ReadChange], stand_ins: Sequence[Any], held: Sequence[Any]) -> None:
         """Raises: NumberSeen, PythonSideEffect for what no call would leave in Python objects."""
-        refuse_tensors_left(changes, held)
+        refuse_tensors_left(changes, held, self._codes)
         if self.numbers and (self._has_written_number(stand_ins) or any(holds_traced(x.new) for x in changes)):
             raise NumberSeen
         if self._watches:
@@ -368,16 +372,18 @@ def recorded(
     unknown_sizes: bool = False,
     watches: bool = True,
     lifted: LiftedNumbers = PLAIN_NUMBERS,
+    leaves_memories: bool = False,
 ) -> tuple[Call, CallRecorder, Recording]:
     """Record a call of a target, and describe it with all modules whose tensors it takes.
 
-    lifted: numbers that are inputs. What the code has changed stays until `put_back` of the recorder.
-    Raises: DovetailError.
+    lifted: numbers that are inputs. leaves_memories: see `CallRecorder`. What the code has changed stays until
+    `put_back` of the recorder. Raises: DovetailError.
     """
     while True:
         recorder = CallRecorder(target, call, taken_apart, watches=watches, lifted=lifted)
-        inputs = recorder.inputs_of(call)
+        inputs, recorder.leaves_memories = recorder.inputs_of(call), leaves_memories
         recording = recorder.record(inputs, dims=dims, unknown_sizes=unknown_sizes)
+        recorder.leaves_memories = False
         if not recorder.more_modules:
             return call, recorder, recording
         recorder.put_back()

@@ -34,13 +34,14 @@ _RESTORED = (dict, list, deque, set, bytearray, np.ndarray, io.StringIO, io.Byte
 class ReadChange:
     """A slot that holds something else than when it was read first; MISSING: nothing.
 
-    undo: puts it back.
+    undo: puts it back. name: of the attribute, or the variable.
     """
 
     label: str
     old: Any
     new: Any
     undo: Callable[[], None]
+    name: str = ""
 
 
 def changes_of(reads: Reads, is_made: Callable[[Any], bool], is_known: Callable[[Any], bool]) -> Iterator[ReadChange]:
@@ -74,7 +75,7 @@ def changes_of(reads: Reads, is_made: Callable[[Any], bool], is_known: Callable[
         now = in_slot(owner, descriptor)
         if not (_is_same(old, now) or is_left_out(owner) or _is_memo_in_slot(owner, old)):
             put = partial(descriptor.__delete__, owner) if old is MISSING else partial(descriptor.__set__, owner, old)
-            yield ReadChange(f"{name_of(type(owner))}.{descriptor.__name__}", old, now, put)
+            yield ReadChange(f"{name_of(type(owner))}.{descriptor.__name__}", old, now, put, descriptor.__name__)
     for cell, name, old in reads.cells.values():
         now = in_cell(cell)
         if not (_is_same(old, now) or is_left_out(cell)):
@@ -83,7 +84,7 @@ def changes_of(reads: Reads, is_made: Callable[[Any], bool], is_known: Callable[
                 if old is MISSING
                 else partial(setattr, cell, "cell_contents", old)
             )
-            yield ReadChange(f"variable {name}", old, now, put)
+            yield ReadChange(f"variable {name}", old, now, put, name)
     for item in reads.snapshot:
         holder, was_tracked = reads.holders[id(item)]  # an old dictionary looks young once it holds something
         made = (holder is not None and is_made(holder)) or (was_tracked and is_made(item))
@@ -119,7 +120,7 @@ def _of_entry(table: dict[str, Any], name: str, old: Any, label: str) -> Iterato
     now = dict.get(table, name, MISSING)
     if not _is_same(old, now):
         put = partial(dict.pop, table, name, None) if old is MISSING else partial(dict.__setitem__, table, name, old)
-        yield ReadChange(label, old, now, put)
+        yield ReadChange(label, old, now, put, name)
 
 
 def _of_container(item: Any, snapshot: Snapshot) -> Iterator[ReadChange]:
