@@ -234,3 +234,22 @@ def test_looking_at_a_model_leaves_objects_as_before() -> None:
     assert model.inner.calls == 0
     assert [torch.equal(compiled(X), X * k @ torch.ones(4, 4)) for k in (1, 2, 3)] == [True] * 3
     assert model.inner.calls == 3
+
+
+def test_a_table_that_the_first_call_makes_is_made_before() -> None:
+    class Tables(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tables: dict[int, torch.Tensor] = {}
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if x.shape[1] not in self.tables:
+                self.tables[x.shape[1]] = torch.arange(x.shape[1]) * 0.5
+            return x * self.tables[x.shape[1]]
+
+    model, x = Tables().eval(), torch.randn(2, 3)
+    with pytest.raises(PythonSideEffect, match="call the model once before it is frozen"):
+        dovetail.freeze(model, (x,))
+    assert model.tables == {}
+    wanted = model(x)
+    assert torch.equal(dovetail.freeze(model, (x,))(x), wanted)

@@ -16,6 +16,7 @@ import torch
 from dovetail.analysis.alias_pattern import APART, alias_pattern_of
 from dovetail.analysis.infer import MetaInference
 from dovetail.capture.exclusive import RECORDING
+from dovetail.capture.module_state import KeptWhereRead
 from dovetail.capture.recording import Recording
 from dovetail.capture.recurrent import recorded_whole
 from dovetail.errors import NotFreezable, PythonSideEffect, UnsupportedOutput
@@ -91,6 +92,8 @@ class MethodRecorder:
                 )
             except (PythonSideEffect, UnsupportedOutput) as error:
                 self._refuse_cache(error, leaves)
+                if isinstance(error.__cause__, KeptWhereRead):
+                    error.offer("if it is a table that the first call makes, call the model once before it is frozen")
                 raise
             self._put_back(recorder, recording, recorder.inputs_of(described), given_dims)
             self._refuse_wrappers(described)
