@@ -185,6 +185,22 @@ def test_a_size_that_torch_cannot_follow_is_known() -> None:
             assert torch.equal(compiled(x, y), cut(x, y))
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x * (0.1 * x.shape[0] * 0.3 * 0.7),
+        lambda x: x / x.shape[0] ** 0.5 * (1 / x.size(0) + 0.7 / 3 * x.size(0)) + (0.3 + x.shape[0] / 7 - 0.1),
+        lambda x: x[: int(0.6 * x.shape[0])] * math.sqrt(x.shape[0] * 0.1 * 0.3),
+    ],
+)
+def test_graphs_of_dynamo_compute_floats_of_sizes_as_python_does(function: Function) -> None:
+    torch.compiler.reset()
+    compiled = torch.compile(function, backend="dovetail", dynamic=True)
+    for length in (7, 9, 13, 11, 7):
+        x = torch.randn(length, 6, dtype=torch.float64)
+        assert torch.equal(compiled(x), function(x))
+
+
 class Net(nn.Module):
     def __init__(self, function: Callable[[nn.Module, Tensor], Tensor]) -> None:
         super().__init__()

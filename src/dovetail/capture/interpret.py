@@ -12,26 +12,37 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 from dovetail.capture.origins import OriginTracker
 from dovetail.ir.provenance import origin_of
 from dovetail.torch_compat.autograd import version_of
+from dovetail.torch_compat.traced_numbers import is_traced
 
 _CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
 _CHECKPOINT_OPTIONS = ("preserve_rng_state", "determinism_check", "debug", "early_stop")
 
 
 class GraphInterpreter(fx.Interpreter):
-    """fx.Interpreter that reports origins and restores checkpoint regions.
+    """fx.Interpreter that reports origins, restores checkpoint regions, and computes floats of sizes as Python does.
 
-    in_region: context manager factory, entered while a checkpoint region runs.
+    in_region: context manager factory, entered while a checkpoint region runs. number_for: see `NumberTrace`; without
+    it, floats are torch's symbols, of which it puts sums and products in order.
     """
 
-    def __init__(self, module: fx.GraphModule, origins: OriginTracker, in_region: Callable[[], Any]) -> None:
+    def __init__(
+        self,
+        module: fx.GraphModule,
+        origins: OriginTracker,
+        in_region: Callable[[], Any],
+        number_for: Callable[[Any], Any] | None = None,
+    ) -> None:
         super().__init__(module, garbage_collect_values=False)
         self._origins = origins
         self._in_region = in_region
+        self._number_for = number_for
+        self._traced: dict[int, tuple[Any, Any]] = {}  # by identity: torch's symbols for floats, and traced numbers
 
     def run_node(self, n: fx.Node) -> Any:
         """Run one node with its origin announced."""
@@ -44,7 +55,27 @@ class GraphInterpreter(fx.Interpreter):
         """Call, or open a checkpoint region."""
         if target is _CHECKPOINT:
             return self._run_checkpoint(args, kwargs)
-        return super().call_function(target, args, kwargs)
+        if self._number_for is None:
+            return super().call_function(target, args, kwargs)
+        if not any(isinstance(x, torch.Tensor) for x in pytree.tree_leaves((args, kwargs))):
+            return self._of_numbers(target, args, kwargs)
+        return super().call_function(target, *pytree.tree_map(self._as_python_has_it, (args, kwargs)))
+
+    def _of_numbers(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A function of numbers: torch's symbol for a float, beside which the number is traced."""
+        found = super().call_function(target, args, kwargs)
+        if type(found) is torch.SymFloat and not is_traced(found):
+            given = [self._as_python_has_it(x, sizes_too=True) for x in args]
+            traced = super().call_function(target, tuple(given), kwargs)
+            if is_traced(traced):
+                self._traced[id(found)] = found, traced
+        return found
+
+    def _as_python_has_it(self, item: Any, *, sizes_too: bool = False) -> Any:
+        """The traced number that torch's symbol stands for. sizes_too: for whole numbers as well."""
+        if sizes_too and type(item) is torch.SymInt and self._number_for is not None:
+            return self._number_for(item)
+        return self._traced[id(item)][1] if id(item) in self._traced else item
 
     def _run_checkpoint(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         region: fx.GraphModule = args[0]
@@ -58,7 +89,7 @@ class GraphInterpreter(fx.Interpreter):
         def run_region(*differentiable: Any) -> Any:
             with self._in_region(), closed_over.watched():
                 inputs = closed_over.merge(differentiable)
-                return GraphInterpreter(region, self._origins, self._in_region).run(*inputs)
+                return GraphInterpreter(region, self._origins, self._in_region, self._number_for).run(*inputs)
 
         return checkpoint(run_region, *closed_over.differentiable, use_reentrant=False, **options)
 

@@ -98,18 +98,26 @@ class NumberSymbols:
 
     follows_numpy = False
 
-    def __init__(self, facts: dict[str, NumberFact], mode: FakeMode, may_be_sizes: bool = False) -> None:
+    def __init__(
+        self,
+        facts: dict[str, NumberFact],
+        mode: FakeMode,
+        may_be_sizes: bool = False,
+        *,
+        are_guarded: bool = True,
+    ) -> None:
         """facts: known from recordings before, by their texts; those that are new are added.
 
         Python takes 0.0, -0.0 and False for one key, and code can tell them apart.
         mode: of fakes. may_be_sizes: whole numbers that are inputs may be sizes and places, as symbols; otherwise they
-        are facts then.
+        are facts then. are_guarded: calls are asked whether facts hold. Otherwise, sizes that facts are about are
+        fixed, which torch sees to.
         """
         self.now: dict[str, Plain] = {}
         self.facts = facts
         self.inputs, self.unknown = set[str](), set[str]()
         self.expected: list[Scalar] = []
-        self._mode, self._may_be_sizes = mode, may_be_sizes
+        self._mode, self._may_be_sizes, self._are_guarded = mode, may_be_sizes, are_guarded
         self.symbols: dict[str, Any] = {}
         self._sizes: dict[str, torch.SymInt] = {}
         self._noted = 0
@@ -195,6 +203,10 @@ class NumberSymbols:
     def _note(self, fact: NumberFact) -> None:
         if not self.knows(fact.expr):
             raise unknown_number()
+        if not self._are_guarded:
+            for name in fact.expr.symbols():
+                int(self.symbols[name])
+            return
         self.facts.setdefault(str(fact), fact)
 
     def text(self, handle: Any, now: Plain, convert: Callable[[Any], str]) -> str:

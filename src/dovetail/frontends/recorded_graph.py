@@ -13,6 +13,7 @@ from dovetail.analysis.alias_pattern import APART, AliasPattern
 from dovetail.capture.inputs import InputSpec
 from dovetail.capture.interpret import GraphInterpreter
 from dovetail.capture.left_modes import refuse_kernels_switched, switched_in
+from dovetail.capture.number_symbols import NumberSymbols
 from dovetail.capture.recording import Recording
 from dovetail.errors import DataDependentControlFlow, UnsupportedInputMutation
 from dovetail.frontends.inputs import check_tensor, specs_with_parts
@@ -46,7 +47,9 @@ class GraphRecorder:
 
     def first(self) -> Recording:
         """A recording with Dynamo's own fakes, whose sizes may be symbols. Raises: DovetailError."""
-        return self._run(Recording(self._mode, self.specs, taken_apart=self._taken_apart))
+        numbers = None if self._mode.shape_env is None else NumberSymbols({}, self._mode, are_guarded=False)
+        recording = Recording(self._mode, self.specs, taken_apart=self._taken_apart, numbers=numbers)
+        return self._run(recording, None if numbers is None else numbers.number_for)
 
     def record(
         self, inputs: Sequence[Any], alias_pattern: AliasPattern = APART, constants: Sequence[torch.Tensor] = ()
@@ -61,8 +64,8 @@ class GraphRecorder:
         """Run the graph in eager mode."""
         return _as_sequence(self._gm(*inputs))
 
-    def _run(self, recording: Recording) -> Recording:
-        interpreter = GraphInterpreter(self._gm, recording.origins, recording.in_region)
+    def _run(self, recording: Recording, number_for: Callable[[Any], Any] | None = None) -> Recording:
+        interpreter = GraphInterpreter(self._gm, recording.origins, recording.in_region, number_for)
         recording.run_forward(lambda *inputs: _as_sequence(interpreter.run(*inputs)), self._switched)
         return recording
 
