@@ -85,6 +85,41 @@ def test_steps_take_what_was_estimated(name: str, keep_grads: bool) -> None:
     assert limited.explain().peak_bytes <= estimate.floor_transient_bytes
 
 
+def _fills_with_zeros(training: Training) -> Callable[[Tensor], None]:
+    def step(x: Tensor) -> None:
+        training.optimizer.zero_grad(set_to_none=False)
+        training.net(x).square().mean().backward()
+        training.optimizer.step()
+
+    return step
+
+
+def _adds_up(training: Training) -> Callable[[Tensor], None]:
+    return lambda x: training.net(x).square().mean().backward()
+
+
+@pytest.mark.parametrize("make", [_fills_with_zeros, _adds_up])
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
+def test_gradients_that_each_call_leaves_to_the_next_are_there(make: Any, optimizer: Any) -> None:
+    training = Training("images", "cpu", optimizer)
+    step = dovetail.compile_step(make(training), executors=("aten",))
+    found = dovetail.estimate(step, training.x)
+    assert all(p.grad is None for p in training.net.parameters())
+    meta = Training("images", "meta", optimizer)
+    assert dovetail.estimate(make(meta), meta.x).breakdown == found.breakdown
+    with torch._subclasses.FakeTensorMode():
+        fake = Training("images", "cpu", optimizer)
+    assert dovetail.estimate(make(fake), fake.x).breakdown == found.breakdown
+    for _ in range(2):
+        step(training.x)
+    said = step.explain()
+    assert measure_peak(step, training.x).peak_bytes == said.peak_bytes == found.transient_bytes
+    assert found.peak_bytes == said.state_bytes + said.peak_bytes
+    limited = dovetail.compile_step(make(Training("images", "cpu", optimizer)), memory_limit=found.floor_bytes)
+    for _ in range(2):
+        limited(training.x)
+
+
 @pytest.mark.parametrize("name", _MODELS)
 @pytest.mark.parametrize("grad", [True, False])
 def test_models_take_what_was_estimated(name: str, grad: bool) -> None:

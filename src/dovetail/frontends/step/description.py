@@ -5,8 +5,9 @@ Tensors without numbers (on device meta, or fakes) are recorded as tensors of th
 
 from __future__ import annotations
 
+import contextlib
 import gc
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -24,12 +25,15 @@ from dovetail.frontends.step.made_state import MadeState, take_away
 from dovetail.frontends.step.recorded import Recorded
 from dovetail.frontends.step.searches import SearchCalled
 from dovetail.frontends.step.tensor_kinds import kept_sources
-from dovetail.ir.signature import Constant
-from dovetail.ir.sizes import Number
+from dovetail.ir.calling import FromSlot
+from dovetail.ir.program import Value
+from dovetail.ir.signature import Constant, UserInput
+from dovetail.ir.sizes import Number, Size
 from dovetail.passes.collection import collection_paused
 from dovetail.pipeline.estimate import StateItem
+from dovetail.torch_compat.dispatch import without_modes
 from dovetail.torch_compat.dtensors import is_dtensor
-from dovetail.torch_compat.fakes import number_behind
+from dovetail.torch_compat.fakes import mode_of, new_fake_mode, number_behind
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,30 @@ def _like(item: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(item.shape, item.stride(), dtype=item.dtype, device=device)
 
 
+def _leaves_that_get_gradients(recorded: Recorded) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The tensors of the state in which a first call leaves gradients that later calls look at, each with such a one.
+
+    They add to it, or fill it with zeros. A step that begins by dropping gradients finds none that counts.
+    """
+    programs, tensors = recorded.programs, recorded.recording.tensors
+    found = []
+    for gradient in programs.plan.gradients:
+        leaf, rule = tensors[gradient.input], gradient.exit
+        is_new = isinstance(rule, FromSlot) and not (gradient.had or gradient.is_cleared)
+        if isinstance(rule, FromSlot) and is_new and not isinstance(leaf.role, UserInput):
+            value = programs.functional.outputs[rule.slot]
+            if isinstance(value, Value) and not is_dtensor(leaf.tensor):
+                found.append((leaf.tensor, _gradient_of(leaf.tensor, value.tensor.stride)))
+    return found
+
+
+def _gradient_of(leaf: torch.Tensor, stride: Sequence[Size]) -> torch.Tensor:
+    """What may be assigned to the `.grad` of a tensor, and has no memory."""
+    steps = [step for step in stride if isinstance(step, int)]
+    with without_modes(), contextlib.nullcontext() if leaf.device.type == "meta" else mode_of(leaf) or new_fake_mode():
+        return torch.empty_strided(leaf.shape, steps, dtype=leaf.dtype, device=leaf.device)
+
+
 class DescribedSteps(StepCaptures):
     """The captures of a step that is described only."""
 
@@ -87,14 +115,21 @@ class DescribedSteps(StepCaptures):
         try:
             _, recorded = self._attempted(self._reachable(call), call)
             made = _DescribedState(recorded) if recorded.made else None
-            if made is not None and made.is_of_plain_tensors:
-                before = made.before
+            leaves = _leaves_that_get_gradients(recorded)
+            is_state_known = made is not None and made.is_of_plain_tensors
+            if is_state_known or leaves:
+                before = made.before if made is not None and is_state_known else []
                 try:
-                    made.put(made.stand_ins())
+                    if made is not None and is_state_known:
+                        made.put(made.stand_ins())
+                    for leaf, gradient in leaves:
+                        leaf.grad = gradient
                     del made, recorded  # two recordings at a time would take twice the memory
                     gc.collect()
                     _, recorded = self._attempted(self._reachable(call), call)
                 finally:
+                    for leaf, _ in leaves:
+                        leaf.grad = None
                     take_away(before)
             return _description(recorded)
         except SearchCalled:
