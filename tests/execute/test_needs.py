@@ -17,6 +17,7 @@ from dovetail.execute import operator_calls
 from dovetail.execute.needs import Needs
 from dovetail.inspect.memory import measure_peak
 from dovetail.ir.program import Node, TensorMeta, Value
+from dovetail.ops.prims import functional_form
 from dovetail.torch_compat.profiler import record_allocator_events_apart
 
 aten = torch.ops.aten
@@ -69,6 +70,48 @@ def test_as_the_allocator_says(target: Any, operands: tuple[Any, ...]) -> None:
     need = Needs({}).need_of(node)
     report = measure_peak(target, *operands)
     assert need.scratch_bytes == report.peak_bytes - report.end_bytes
+
+
+_WHOLE = torch.arange(64).reshape(8, 8)
+
+
+@pytest.mark.parametrize(
+    ("target", "operands"),
+    [
+        (aten.median.dim, (_WHOLE, 0)),
+        (aten.median.default, (_WHOLE,)),
+        (aten.kthvalue.default, (_WHOLE, 2, 0)),
+        (aten.cummax.default, (_WHOLE, 0)),
+        (aten.count_nonzero.dim_IntList, (_WHOLE, [0])),
+        (aten.floor_divide.Scalar, (_WHOLE, 2)),
+        (aten.mm.default, (_WHOLE, _WHOLE)),
+        (aten.mode.default, (_WHOLE, 0)),
+        (aten.aminmax.default, (_WHOLE,)),
+        (aten.put.default, (torch.randn(64), _WHOLE, torch.randn(8, 8))),
+        (aten.index_reduce.default, (torch.randn(8, 8), 0, _WHOLE[0], torch.randn(8, 8), "mean")),
+        (aten.max_unpool2d.default, (torch.randn(1, 8, 8), _WHOLE[None], [8, 8])),
+        (aten.multi_margin_loss.default, (torch.randn(8, 8), _WHOLE[0])),
+        (aten.multilabel_margin_loss_forward.default, (torch.randn(8, 8), _WHOLE % 8, 1)),
+        (aten.searchsorted.Tensor, (_WHOLE[0], _WHOLE)),
+        (aten.masked_scatter.default, (_WHOLE, _WHOLE > 2, _WHOLE)),
+    ],
+    ids=lambda x: str(x) if not isinstance(x, tuple) else "",
+)
+def test_operators_over_whole_numbers_are_run(target: Any, operands: tuple[Any, ...]) -> None:
+    needs = Needs({})
+    need = needs.need_of(_node(target, *operands))
+    assert not needs.unknown
+    report = measure_peak(target, *operands)
+    assert need.scratch_bytes == report.peak_bytes - report.end_bytes
+
+
+def test_an_operator_on_copies_of_what_it_writes_is_run() -> None:
+    x, mean, deviation = torch.randn(32, 64), torch.zeros(64), torch.ones(64)
+    form = functional_form(aten.native_batch_norm.default, (3, 4))
+    operands = (x, None, None, mean, deviation, True, 0.1, 1e-5)
+    needs = Needs({})
+    report = measure_peak(form, *operands)
+    assert needs.need_of(_node(form, *operands)).scratch_bytes == report.peak_bytes - report.end_bytes > 0
 
 
 def test_views_and_numbers_need_nothing_and_are_not_run() -> None:
@@ -161,6 +204,23 @@ def _classifier() -> tuple[nn.Module, Callable[[Tensor, Tensor], Tensor], tuple[
     return net, F.cross_entropy, (torch.randn(4, 3, 16, 16), torch.arange(4))
 
 
+def _normalized() -> tuple[nn.Module, Callable[[Tensor, Tensor], Tensor], tuple[Tensor, Tensor]]:
+    """A net whose peak is where its second batch norm runs, in forward."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.narrow, self.wide = nn.Linear(8, 16), nn.Linear(8, 64)
+            self.first, self.second = nn.BatchNorm1d(16), nn.BatchNorm1d(64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                beside = self.second(self.wide(x)).mean()
+            return self.first(self.narrow(x)) + beside
+
+    return Net(), F.mse_loss, (torch.randn(32, 8), torch.randn(32, 16))
+
+
 def _recurrent() -> tuple[nn.Module, Callable[[Tensor, Tensor], Tensor], tuple[Tensor, Tensor]]:
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -173,7 +233,7 @@ def _recurrent() -> tuple[nn.Module, Callable[[Tensor, Tensor], Tensor], tuple[T
     return Net(), F.mse_loss, (torch.randn(4, 6, 8), torch.randn(4, 3))
 
 
-@pytest.mark.parametrize("make", [_classifier, _recurrent])
+@pytest.mark.parametrize("make", [_classifier, _normalized, _recurrent])
 @pytest.mark.parametrize("executors", [("aten",), None])
 def test_the_peak_of_a_step_is_known(make: Callable[[], Any], executors: tuple[str, ...] | None) -> None:
     torch.manual_seed(0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node
 from dovetail.ops.facts import facts_of, is_copy
-from dovetail.ops.prims import InGradMode
+from dovetail.ops.prims import FunctionalForm, InGradMode
 from dovetail.torch_compat.dispatch import Overload, schema_of
 
 _ZEROS_ARE_POSITIONS = {
@@ -18,7 +18,9 @@ _ZEROS_ARE_POSITIONS = {
     *("index_put", "_unsafe_index_put", "index_select", "index_add", "index_copy"),
     *("index_fill", "gather", "scatter", "scatter_add", "scatter_reduce"),
     *("take", "nll_loss_forward", "nll_loss_backward", "nll_loss2d_forward", "nll_loss2d_backward"),
-    *("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward"),
+    *("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward", "max_unpool2d", "max_unpool3d"),
+    *("put", "index_reduce", "multi_margin_loss", "multi_margin_loss_backward"),
+    *("multilabel_margin_loss_forward", "multilabel_margin_loss_backward"),
 }
 _ZEROS_ARE_NUMBERS = {
     *("sum", "mean", "prod", "cumsum", "cumprod"),
@@ -28,6 +30,13 @@ _ZEROS_ARE_NUMBERS = {
     *("repeat", "constant_pad_nd", "masked_fill", "tril", "triu"),
     *("select_backward", "slice_backward", "slice_scatter", "select_scatter", "nonzero"),
     *("masked_select", "unique_consecutive", "_unique2", "bincount"),
+    *("copy", "fill", "zero", "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like"),
+    *("randint_like", "new_empty", "new_zeros", "new_ones", "new_full"),
+    *("mm", "bmm", "mv", "dot", "addmm", "addmv", "addr", "addbmm", "baddbmm", "trace", "linalg_cross"),
+    *("count_nonzero", "aminmax", "median", "mode", "kthvalue", "cummax", "cummin"),
+    *("searchsorted", "bucketize", "floor_divide"),
+    *("diag_embed", "diagonal_scatter", "as_strided_scatter", "masked_scatter", "rot90"),
+    *("pixel_shuffle", "pixel_unshuffle", "channel_shuffle"),
     "_scaled_dot_product_efficient_attention_backward",  # the seed and the offset of a generator
 }
 _LU = {"linalg_lu_factor_ex", "_linalg_det", "_linalg_slogdet", "_linalg_solve_ex"}
@@ -61,9 +70,9 @@ def reads_of_partners(node: Node) -> bool:
 
 
 def operator_of(node: Node) -> Overload | None:
-    """The operator of torch that a node runs; None for other functions and primitives."""
+    """The operator of torch that a node runs, on copies of what it writes or not; None for all else."""
     runs = node.target.run if isinstance(node.target, Prim) else node.target
-    op = runs.op if isinstance(runs, InGradMode) else runs
+    op = runs.op if isinstance(runs, InGradMode | FunctionalForm) else runs
     return op if isinstance(op, Overload) else None
 
 
@@ -74,8 +83,9 @@ def _name(node: Node) -> str:
 
 def takes_zeros(node: Node) -> bool:
     """Whether the operator of a node is known to be fine with zeros for every tensor of whole numbers."""
-    if not isinstance(node.target, Overload):
+    op = operator_of(node)
+    if op is None:
         return False
-    name = schema_of(node.target).name.removesuffix("_")
+    name = schema_of(op).name.removesuffix("_")
     is_known = name in _ZEROS_ARE_POSITIONS or name in _ZEROS_ARE_NUMBERS
-    return is_known or facts_of(node.target).pointwise or is_copy(node.target)
+    return is_known or facts_of(op).pointwise or is_copy(op)
