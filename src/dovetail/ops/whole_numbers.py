@@ -10,7 +10,7 @@ from __future__ import annotations
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node
 from dovetail.ops.facts import facts_of, is_copy
-from dovetail.ops.prims import FunctionalForm, InGradMode
+from dovetail.ops.prims import FunctionalForm, InGradMode, OverParameters
 from dovetail.torch_compat.dispatch import Overload, schema_of
 
 _ZEROS_ARE_POSITIONS = {
@@ -30,7 +30,18 @@ _ZEROS_ARE_NUMBERS = {
     *("repeat", "constant_pad_nd", "masked_fill", "tril", "triu"),
     *("select_backward", "slice_backward", "slice_scatter", "select_scatter", "nonzero"),
     *("masked_select", "unique_consecutive", "_unique2", "bincount"),
-    *("copy", "fill", "zero", "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like"),
+    *(
+        "_amp_update_scale",
+        "copy",
+        "fill",
+        "zero",
+        "empty_like",
+        "zeros_like",
+        "ones_like",
+        "full_like",
+        "rand_like",
+        "randn_like",
+    ),
     *("randint_like", "new_empty", "new_zeros", "new_ones", "new_full"),
     *("mm", "bmm", "mv", "dot", "addmm", "addmv", "addr", "addbmm", "baddbmm", "trace", "linalg_cross"),
     *("count_nonzero", "aminmax", "median", "mode", "kthvalue", "cummax", "cummin"),
@@ -70,9 +81,9 @@ def reads_of_partners(node: Node) -> bool:
 
 
 def operator_of(node: Node) -> Overload | None:
-    """The operator of torch that a node runs, on copies of what it writes or not; None for all else."""
+    """The operator of torch that a node runs, as it is or in a primitive that only says how; None for all else."""
     runs = node.target.run if isinstance(node.target, Prim) else node.target
-    op = runs.op if isinstance(runs, InGradMode | FunctionalForm) else runs
+    op = runs.op if isinstance(runs, InGradMode | OverParameters | FunctionalForm) else runs
     return op if isinstance(op, Overload) else None
 
 
