@@ -13,10 +13,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import dovetail
 from dovetail.analysis.liveness import NOTHING
+from dovetail.errors import MemoryLimitTooLow
 from dovetail.execute import operator_calls
 from dovetail.execute.needs import Needs
 from dovetail.inspect.memory import measure_peak
 from dovetail.ir.program import Node, TensorMeta, Value
+from dovetail.ops.max_pools import MAX_POOL
+from dovetail.ops.panels import PACK_PANELS, panel_linear
 from dovetail.ops.prims import functional_form
 from dovetail.torch_compat.profiler import record_allocator_events_apart
 
@@ -112,6 +115,44 @@ def test_an_operator_on_copies_of_what_it_writes_is_run() -> None:
     needs = Needs({})
     report = measure_peak(form, *operands)
     assert needs.need_of(_node(form, *operands)).scratch_bytes == report.peak_bytes - report.end_bytes > 0
+
+
+@pytest.mark.parametrize("make", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("passes", ["bitwise", "fast"])
+def test_what_recurrent_layers_of_a_frozen_module_take_is_known(make: Any, passes: str) -> None:
+    layers, x = make(16, 32, 2, batch_first=True).eval(), torch.randn(8, 6, 16)
+    with torch.no_grad():
+        frozen = dovetail.freeze(layers, (x,), passes=passes, executors=("aten",))
+        frozen(x)
+        said = dovetail.explain(frozen, x).call
+        assert said is not None
+        assert measure_peak(frozen, x).peak_bytes == said.peak_bytes
+        with pytest.raises(MemoryLimitTooLow):
+            dovetail.freeze(layers, (x,), passes=passes, memory_limit=f"transient:{said.peak_bytes // 4}B")
+
+
+@pytest.mark.parametrize("groups", [1, 16])
+@pytest.mark.parametrize("executors", [("aten",), None])
+def test_what_packed_convolutions_of_a_frozen_module_take_is_known(groups: int, executors: Any) -> None:
+    net = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1, groups=groups), nn.SiLU(), nn.Conv2d(16, 8, 1)).eval()
+    x = torch.randn(1, 16, 20, 20)
+    with torch.no_grad():
+        frozen = dovetail.freeze(net, (x,), passes="fast", **({} if executors is None else {"executors": executors}))
+        frozen(x)
+        said, measured = dovetail.explain(frozen, x).call, measure_peak(frozen, x).peak_bytes
+    assert said is not None
+    assert measured == said.peak_bytes if executors else measured <= said.run_bytes <= said.peak_bytes
+
+
+def test_what_primitives_of_frozen_modules_take_is_known() -> None:
+    x, panels = torch.randn(2, 3, 16, 16), PACK_PANELS(torch.randn(40, 16))
+    for prim, operands in (
+        (MAX_POOL, (x, [2, 2], [2, 2], [0, 0], False)),
+        (panel_linear("relu"), (x, panels, 40)),
+    ):
+        needs = Needs({})
+        report = measure_peak(prim, *operands)
+        assert needs.need_of(_node(prim, *operands)).scratch_bytes == report.peak_bytes - report.end_bytes > 0
 
 
 def test_views_and_numbers_need_nothing_and_are_not_run() -> None:

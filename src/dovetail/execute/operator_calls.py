@@ -109,6 +109,8 @@ class OperatorCall:
         shared = [(x.sharing, x.size_bytes, x.dtype) for x in described if x.sharing is not None]
         blocks = blocks_for(shared, self.device) if shared else {}
         args = [_with_tensors(x, blocks) for x in self.args]
+        if isinstance(self.node.target, Prim) and self.node.target.prepared is not None:
+            args = self.node.target.prepared(args)
         return args, {name: _with_tensors(x, blocks) for name, x in self.kwargs.items()}
 
     def run(self) -> object:
@@ -310,11 +312,12 @@ def _is_view(node: Node) -> bool:
 
 
 def _runs_apart(node: Node) -> bool:
-    """Whether it is an operator of torch over tensors on one device, the CPU or a GPU of this machine."""
+    """Whether it is of torch, or calls what is, over tensors on one device, the CPU or a GPU of this machine."""
     metas = [value.tensor for value in (*node.operands(), *node.results()) if value.is_tensor]
     op = operator_of(node)
-    is_aten = op is not None and schema_of(op).namespace == "aten"
-    return is_aten and len({meta.device for meta in metas}) == 1 and _is_here(metas[0].device)
+    is_torchs = op is not None and schema_of(op).namespace == "aten"
+    is_known = is_torchs or (isinstance(node.target, Prim) and node.target.takes_memory)
+    return is_known and len({meta.device for meta in metas}) == 1 and _is_here(metas[0].device)
 
 
 def _is_here(device: torch.device) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -19,7 +20,9 @@ class Prim:
     python: an expression over `dovetail.ops.prims` (as `prims`) and `torch` that gives this primitive. gives_tuple: of
     several results, whether they come in a tuple; else in a list. checks: raises when something is not as it should be,
     and does nothing else; its last operand only says what. marks: does nothing at all; where it stands says something.
-    outside: does something outside the program that cannot be taken back.
+    outside: does something outside the program that cannot be taken back. takes_memory: for itself, as kernels of torch
+    do that it calls; on tensors of fractions alone, which may hold any. prepared: of operands that are plain tensors,
+    those that it is tried on to see how much.
     """
 
     name: str
@@ -32,6 +35,8 @@ class Prim:
     checks: bool = False
     marks: bool = False
     outside: bool = False
+    takes_memory: bool = False
+    prepared: Callable[[list[Any]], list[Any]] | None = None
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         return self.run(*args, **kwargs)

@@ -36,7 +36,7 @@ def _attention(
     return made
 
 
-ATTENTION = Prim("attention", _attention, "prims.ATTENTION")
+ATTENTION = Prim("attention", _attention, "prims.ATTENTION", takes_memory=True)
 
 
 def short_attention_of(node: Node, most_keys: int) -> tuple[Operand, ...] | None:

@@ -25,7 +25,7 @@ def _max_pool(
     return made
 
 
-MAX_POOL = Prim("max_pool", _max_pool, "prims.MAX_POOL")
+MAX_POOL = Prim("max_pool", _max_pool, "prims.MAX_POOL", takes_memory=True)
 
 
 def max_pool_of(node: Node) -> tuple[Operand, ...] | None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -94,6 +95,11 @@ class PackedLinear:
         return applied(self.activation, onednn.packed_linear(x, weight, bias))
 
 
+def _packed_for_rows(args: list[Any]) -> list[Any]:
+    x, weight, *others = args
+    return [x, _pack_linear(weight, x.numel() // max(1, x.shape[-1])), *others]
+
+
 @cache
 def packed_linear(activation: str) -> Prim:
     """The primitive `(x, packed, bias=None)`; see `PackedLinear`. activation: of `ACTIVATIONS`.
@@ -101,7 +107,8 @@ def packed_linear(activation: str) -> Prim:
     Raises: ValueError for an unknown activation.
     """
     name = "packed_linear" if activation == "none" else f"packed_linear_{activation}"
-    return Prim(name, PackedLinear(checked_activation(activation)), f"prims.packed_linear({activation!r})")
+    run, python = PackedLinear(checked_activation(activation)), f"prims.packed_linear({activation!r})"
+    return Prim(name, run, python, takes_memory=True, prepared=_packed_for_rows)
 
 
 # --- convolution ------------------------------------------------------------------------------------------------------
@@ -166,6 +173,12 @@ class PackedConv:
         return laid_out.copy_(made)
 
 
+def _packed_for_input(args: list[Any]) -> list[Any]:
+    x, weight, bias, padding, stride, dilation, groups, *others = args
+    packed = _pack_conv(weight, padding, stride, dilation, groups, x.shape)
+    return [x, packed, bias, padding, stride, dilation, groups, *others]
+
+
 @cache
 def packed_conv(activation: str) -> Prim:
     """The primitive `(x, packed, bias, padding, stride, dilation, groups, addend=None)`; see `PackedConv`.
@@ -173,7 +186,8 @@ def packed_conv(activation: str) -> Prim:
     activation: of `ACTIVATIONS`. Raises: ValueError for an unknown activation.
     """
     name = "packed_conv" if activation == "none" else f"packed_conv_{activation}"
-    return Prim(name, PackedConv(checked_activation(activation)), f"prims.packed_conv({activation!r})")
+    run, python = PackedConv(checked_activation(activation)), f"prims.packed_conv({activation!r})"
+    return Prim(name, run, python, takes_memory=True, prepared=_packed_for_input)
 
 
 def checked_activation(activation: str) -> str:

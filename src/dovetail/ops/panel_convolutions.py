@@ -96,7 +96,8 @@ def panel_conv(activation: str) -> Prim:
     activation: of `ops.packed.ACTIVATIONS`. Raises: ValueError for an unknown activation.
     """
     name = "panel_conv" if activation == "none" else f"panel_conv_{activation}"
-    return Prim(name, PanelConv(checked_activation(activation)), f"prims.panel_conv({activation!r})")
+    run = PanelConv(checked_activation(activation))
+    return Prim(name, run, f"prims.panel_conv({activation!r})", takes_memory=True)
 
 
 # --- what goes with convolutions --------------------------------------------------------------------------------------

@@ -106,7 +106,8 @@ def panel_linear(activation: str) -> Prim:
     Raises: ValueError for an unknown activation.
     """
     name = "panel_linear" if activation == "none" else f"panel_linear_{activation}"
-    return Prim(name, PanelLinear(checked_activation(activation)), f"prims.panel_linear({activation!r})")
+    run = PanelLinear(checked_activation(activation))
+    return Prim(name, run, f"prims.panel_linear({activation!r})", takes_memory=True)
 
 
 # --- recurrent layers -------------------------------------------------------------------------------------------------
@@ -186,4 +187,5 @@ def recurrent_layer(kind: str) -> Prim:
     """The primitive `(x, weights, biases, states)`; see `RecurrentLayer`. Raises: ValueError for an unknown kind."""
     if kind not in GATES:
         raise ValueError(f"no kind {kind!r}; there are {', '.join(GATES)}")
-    return Prim(f"{kind}_layer", RecurrentLayer(kind), f"prims.recurrent_layer({kind!r})", gives_tuple=True)
+    python = f"prims.recurrent_layer({kind!r})"
+    return Prim(f"{kind}_layer", RecurrentLayer(kind), python, gives_tuple=True, takes_memory=True)
