@@ -285,7 +285,7 @@ class _Chooser(nn.Module):
 
 def test_an_update_waits_where_it_has_no_room() -> None:
     model = _Chooser()
-    optimizer = torch.optim.Adamax(model.parameters(), foreach=False)
+    optimizer = torch.optim.Adadelta(model.parameters(), foreach=False)
     step = recorded(model, optimizer, _mse, torch.randn(512, 64), torch.randn(8, 4000))
     at_once = scheduled(step.program, find_updates(step.program))
     _, after, _, report = _saved(step)

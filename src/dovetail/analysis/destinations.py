@@ -2,7 +2,8 @@
 
 A *copy back* is `copy_(x, new)` where x is an input or a view of one. Walking back from `new` through views and through
 operands that a result can replace gives its *chain*: the storages that may live in the memory of x. Where
-the chain does not reach x, its last operator may still write its result there (`out=`).
+the chain does not reach x, its last operator may still write its result there (`out=`). An elementwise operator without
+an in-place variant (`maximum`) is followed to those of its operands that come from x.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from dataclasses import dataclass, field
 
 from dovetail.ir.program import Node, Program, TensorMeta, Value
 from dovetail.ops.facts import ignores_first_contents, is_copy, overwrites
+from dovetail.ops.over_operands import is_elementwise
 from dovetail.ops.views import viewed_meta
-from dovetail.ops.writing_forms import Part, part_of, writing_form, written_operands
+from dovetail.ops.writing_forms import Part, out_form, part_of, writing_form, written_operands
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,7 @@ def _follow(node: Node, found: Destinations, producers: dict[Value, Node]) -> No
     home = target.tensor.storage
     seen: set[Value] = set()
     left = [new]
-    is_reached = False
+    is_reached = is_over_another = False
     while left:
         value = left.pop()
         if value in seen or found.chain.setdefault(value.tensor.storage, home) != home:
@@ -122,9 +124,35 @@ def _follow(node: Node, found: Destinations, producers: dict[Value, Node]) -> No
         producer = producers.get(value)
         if producer is None or value.tensor.storage == home:
             continue
-        left += _places_for(producer, value, found)
-    if not is_reached:
+        places = _places_for(producer, value, found)
+        if not places:
+            places = [x for x in _operands_under(producer, value) if _comes_from(x, home, found, producers)]
+            is_over_another = is_over_another or bool(places)
+        left += places
+    if not is_reached or is_over_another:
         _send(new, target, found, producers)
+
+
+def _operands_under(node: Node, result: Value) -> list[Value]:
+    """Operands over which a result may be written (`out=`) by an operator that has no in-place variant."""
+    if not is_elementwise(node.target, result.tensor.dtype) or out_form(node.target, result.tensor.device.type) is None:
+        return []
+    return [x for x in node.operands() if x.is_tensor and x.tensor.lies_like(result.tensor)]
+
+
+def _comes_from(value: Value, home: int, found: Destinations, producers: dict[Value, Node]) -> bool:
+    """Whether a value may live in the memory that it is computed from, step by step, and that is an input's."""
+    seen: set[Value] = set()
+    left = [value]
+    while left:
+        value = left.pop()
+        if value.tensor.storage == home:
+            return True
+        producer = producers.get(value)
+        if producer is not None and value not in seen:
+            seen.add(value)
+            left += _places_for(producer, value, found)
+    return False
 
 
 def _send(new: Value, target: Value, found: Destinations, producers: dict[Value, Node]) -> None:
