@@ -155,6 +155,13 @@ def test_what_primitives_of_frozen_modules_take_is_known() -> None:
         assert needs.need_of(_node(prim, *operands)).scratch_bytes == report.peak_bytes - report.end_bytes > 0
 
 
+def test_an_operand_that_is_handed_back_is_not_taken() -> None:
+    x = torch.ones(64, 16)
+    named = _value("x", x, 0)
+    node = Node(aten.relu_.default, (named,), outputs=(None,))
+    assert Needs({}).need_of(node) == NOTHING
+
+
 def test_views_and_numbers_need_nothing_and_are_not_run() -> None:
     x = _value("x", torch.randn(4, 2), 0)
     view = Node(aten.t.default, (x,), outputs=(_value("y", torch.randn(4, 2).t(), 0),))

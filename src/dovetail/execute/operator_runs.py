@@ -19,7 +19,7 @@ import torch
 
 from dovetail.analysis.liveness import Need
 from dovetail.execute.operator_calls import Described, OperatorCall
-from dovetail.torch_compat.dispatch import without_modes
+from dovetail.torch_compat.dispatch import storage_key, without_modes
 from dovetail.torch_compat.modes import autocast_off
 from dovetail.torch_compat.profiler import (
     AllocatorEvent,
@@ -109,8 +109,8 @@ class _Measured:
     def run(self, prepared: tuple[list[Any], dict[str, Any]]) -> object:
         return self.call.node.target(*prepared[0], **prepared[1])
 
-    def judge(self, prepared: object, results: object) -> Need:
-        return _beyond_described(self.call, results)
+    def judge(self, prepared: tuple[list[Any], dict[str, Any]], results: object) -> Need:
+        return _beyond_described(self.call, prepared, results)
 
 
 def _run_between_marks(trial: Trial[_Found]) -> _Found | None:
@@ -130,12 +130,15 @@ def _run_between_marks(trial: Trial[_Found]) -> _Found | None:
     return trial.judge(prepared, results) if is_run else None
 
 
-def _beyond_described(call: OperatorCall, results: object) -> Need:
-    """How much more memory results have than they are described with; results that have no name live while it runs."""
+def _beyond_described(call: OperatorCall, operands: object, results: object) -> Need:
+    """How much more memory results have than they are described with; results that have no name live while it runs,
+    but for operands that are handed back.
+    """
+    given = set(_memory_in(operands))
     found = results if call.node.unpack and isinstance(results, tuple | list) else (results,)
     outputs = list(zip(found, call.node.outputs, call.results, strict=False))
     kept = [0 if made is None else max(0, _allocated(x) - _described(call, made, x)) for x, _, made in outputs]
-    unnamed = [_allocated(x) for x, name, _ in outputs if name is None]
+    unnamed = [_allocated(x) for x, name, _ in outputs if name is None and given.isdisjoint(_memory_in(x))]
     return Need(sum(unnamed), tuple(kept) if any(kept) else ())
 
 
@@ -144,6 +147,15 @@ def _described(call: OperatorCall, made: Described, result: object) -> int:
     if call.is_scaled and isinstance(result, torch.Tensor):
         made = Described(tuple(result.shape), result.stride(), result.dtype, result.device)
     return made.size_bytes
+
+
+def _memory_in(operand: object) -> Iterator[int]:
+    """The storages of tensors."""
+    if isinstance(operand, torch.Tensor) and operand.layout is torch.strided:
+        yield storage_key(operand)
+    elif isinstance(operand, list | tuple | dict):
+        for item in operand.values() if isinstance(operand, dict) else operand:
+            yield from _memory_in(item)
 
 
 def _allocated(result: object) -> int:

@@ -108,7 +108,7 @@ class MadeState:
         """
         if options.memory_limit is None and is_once:
             executors = without_machine_code(options.executors)
-            return replace(options, skip=(*options.skip, "recompute"), executors=executors)
+            return replace(options, skip=(*options.skip, "common_subexpressions", "recompute"), executors=executors)
         if options.memory_limit is None:
             return options
         limit = memory_limit(options.memory_limit)
