@@ -29,6 +29,7 @@ def test_forms(given: object, expected: MemoryLimit) -> None:
     [
         ("6", "not a number of bytes with a unit"),
         ("six GiB", "not a number of bytes with a unit"),
+        ("9" * 5000 + "B", "not a number of bytes with a unit"),
         ("-6GiB", "not a number of bytes with a unit"),
         ("6 GiBs", "'GiBs' is not a unit"),
         ("6gb", "'gb' is not a unit"),

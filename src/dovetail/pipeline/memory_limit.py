@@ -18,7 +18,7 @@ _UNITS = {
     **{f"{letter}B": 1000**power for power, letter in enumerate("kMGT", 1)},
 }
 _TRANSIENT = "transient:"
-_FORM = re.compile(rf"(?P<transient>{_TRANSIENT})?\s*(?P<number>\d+(\.\d+)?)\s*(?P<unit>[A-Za-z]+)")
+_FORM = re.compile(rf"(?P<transient>{_TRANSIENT})?\s*(?P<number>\d{{1,30}}(\.\d{{1,30}})?)\s*(?P<unit>[A-Za-z]+)")
 _EXPECTED = f'a text like "6GiB" or "{_TRANSIENT}512MB" (units {", ".join(_UNITS)}), or a number of bytes above 0'
 
 
