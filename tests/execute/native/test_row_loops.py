@@ -88,6 +88,26 @@ def test_rows_of_equal_numbers() -> None:
     assert found.abs().max() < 1e-12
 
 
+@pytest.mark.parametrize("size", [1e-40, 1e-25, 1e-12, 1e12, 1e20, 1e30, 3e38])
+def test_deviations_of_huge_and_tiny_numbers(size: float) -> None:
+    """Squares of differences neither overflow nor vanish; eager mode adds them in double precision."""
+    x = torch.rand(6, 70) * size
+
+    def deviations(x: Tensor) -> tuple[Tensor, ...]:
+        y = x * 1.0
+        return y.std(-1), y.std(-1, correction=0), torch.var_mean(y, -1)[0], torch.var_mean(y, -1)[1]
+
+    for found, same in zip(_fast(deviations, x), deviations(x), strict=True):
+        torch.testing.assert_close(found, same, rtol=1e-6, atol=2e-45)
+
+
+def test_layer_norm_of_numbers_whose_squares_are_infinite() -> None:
+    """The deviation is infinite, and results are zeros, as in eager mode."""
+    x = torch.randn(6, 70) * 1e30
+    (found,) = _fast(lambda x: F.layer_norm(x * 1.0, (70,)), x)
+    assert torch.equal(found, F.layer_norm(x, (70,)))
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_rows_are_the_same_wherever_they_stand(name: str) -> None:
     x = torch.randn(300, 130)  # more than one thread gets

@@ -104,31 +104,48 @@ def _log_of_sum() -> Formula:
     return log(total(exp(_A - moved))) + moved
 
 
-def _moments(less: Formula = _ZERO) -> tuple[Formula, Formula, Formula]:
-    """The difference from the mean, the mean, and the variance. less: what the count is too large by.
+def _moments() -> tuple[Formula, Formula, Formula]:
+    """The difference from the mean, the mean, and the variance.
 
     What the mean is rounded by is found from the differences, and taken away from them: a row of equal numbers gives
-    zeros.
+    zeros. Squares that are too large for the dtype give an infinite variance, as in eager mode.
     """
     near = total(_A) / columns()
-    moved = _A - near
-    rest = total(moved) / columns()
-    squares = total(moved * moved) - rest * rest * columns()
-    squares = select(compared("lt", squares, _ZERO), _ZERO, squares)
-    return moved - rest, near + rest, squares / (columns() - less)
+    rest, squares = _squares(_A - near)
+    return _A - near - rest, near + rest, squares / columns()
+
+
+def _squares(moved: Formula) -> tuple[Formula, Formula]:
+    """The mean of differences, and the sum of their squares without it."""
+    rest, squares = total(moved) / columns(), total(moved * moved)
+    left = squares - rest * rest * columns()
+    left = select(compared("lt", squares, _INFINITE), left, squares)
+    return rest, select(compared("lt", left, _ZERO), _ZERO, left)
 
 
 def _variances(*, roots: bool = False, means: bool = False) -> Callable[[Arguments], tuple[Result, ...] | None]:
+    """Eager mode adds squares in double precision: here rows of huge or tiny numbers are scaled by a power of two."""
+
     def results(arguments: Arguments) -> tuple[Result, ...] | None:
         correction = arguments.get("correction")
         less = 1.0 if correction is None else correction
         if not isinstance(less, int | float) or not 0 <= less <= 1:
             return None
-        _, mean, variance = _moments(constant(float(less)))
-        first = (Span.EACH, root(variance) if roots else variance)
-        return (first, (Span.EACH, mean)) if means else (first,)
+        scale, back = _scales(largest(absolute(_A)))
+        near = total(_A * (_ONE / columns())) * scale
+        rest, squares = _squares(_A * scale - near)
+        variance = squares / (columns() - constant(float(less)))
+        first = (Span.EACH, root(variance) * back if roots else variance * back * back)
+        return (first, (Span.EACH, (near + rest) * back)) if means else (first,)
 
     return results
+
+
+def _scales(most: Formula) -> tuple[Formula, Formula]:
+    """A power of two by which squares of numbers up to `most` are normal, and what undoes it. Most rows need none."""
+    is_huge, is_tiny = compared("gt", most, constant(2.0**40)), compared("lt", most, constant(2.0**-40))
+    down, up = constant(2.0**-96), constant(2.0**96)
+    return select(is_huge, down, select(is_tiny, up, _ONE)), select(is_huge, up, select(is_tiny, down, _ONE))
 
 
 def _layer_norm(arguments: Arguments) -> tuple[Result, ...] | None:
