@@ -151,6 +151,36 @@ def test_errors_end_a_run_between_steps() -> None:
     assert _equal(run.left(), left)
 
 
+class _Endless:
+    """Batches that say that there are more than there is memory for results, or than Python counts."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(torch.ones(3, 2))
+
+
+@pytest.mark.parametrize("size", [1 << 60, 1 << 70])
+def test_more_batches_are_said_to_come_than_do(size: int) -> None:
+    assert dovetail.compile_step(lambda x: x * 2).run(_Endless(size)).tolist() == [[2.0, 2.0]] * 3
+
+
+def test_a_step_is_done_whose_result_cannot_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(self: StackedResults, result: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(StackedResults, "add", failing)
+    training = _Training()
+    with pytest.raises(MemoryError) as caught:
+        dovetail.compile_step(training.step).run(_stacked())
+    assert caught.value.__notes__ == ["steps of the run that are done: 1"]
+    assert training.seen == 1
+
+
 def test_an_interrupt_waits_for_the_end_of_the_step() -> None:
     called, run = _Training(), _Training()
     x, y = _stacked()

@@ -25,16 +25,17 @@ _FIRST_ROOM = 64  # steps that there is room for at first where nobody knows how
 def run_steps(step: Callable[..., Any], batches: Any, progress: Progress | None, every: int) -> Any:
     """The results of a step for each batch, stacked; see `CompiledStep.run`."""
     _refuse(progress, every)
-    results = StackedResults(_count_of(batches))
+    done, results = 0, StackedResults(_count_of(batches))
     try:
         for args, kwargs in calls_of(batches):
             with interrupts_wait():
                 result = step(*args, **kwargs)
+                done += 1
                 results.add(result)
-            if progress is not None and results.count % every == 0:
-                progress(results.count, result)
+            if progress is not None and done % every == 0:
+                progress(done, result)
     except BaseException as error:
-        error.add_note(f"steps of the run that are done: {results.count}")
+        error.add_note(f"steps of the run that are done: {done}")
         raise
     return results.stacked()
 
@@ -82,7 +83,7 @@ def _count_of(batches: Any) -> int | None:
         return tensors[0].shape[0] if tensors[0].dim() else None
     try:
         return len(batches)
-    except (TypeError, NotImplementedError):
+    except (TypeError, NotImplementedError, OverflowError):
         return None
 
 
@@ -145,7 +146,10 @@ class _Tensors:
 
     def __init__(self, first: torch.Tensor, room: int) -> None:
         self._kind = _kind_of(first)
-        self._held = first.new_empty((room, *first.shape), requires_grad=False)
+        try:
+            self._held = first.new_empty((room, *first.shape), requires_grad=False)
+        except RuntimeError:  # fewer steps may come than there could be
+            self._held = first.new_empty((_FIRST_ROOM, *first.shape), requires_grad=False)
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return self._held[index]
