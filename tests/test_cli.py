@@ -86,6 +86,12 @@ def test_cache_is_listed_and_cleared(
     assert capsys.readouterr().out == "1 entries removed\n"
     assert _run("cache", "clear", "--json") == 0
     assert json.loads(capsys.readouterr().out)["removed"] == 0
+    folder.path.chmod(0o777)
+    assert _run("cache", "clear") == 0
+    assert "others may write to it" in capsys.readouterr().out
+    monkeypatch.setenv("DOVETAIL_CACHE_SIZE", "0")
+    assert _run("cache", "clear") == 0
+    assert "DOVETAIL_CACHE_SIZE is 0" in capsys.readouterr().out
 
 
 class _Device:

@@ -41,10 +41,12 @@ def list_command(as_json: AsJson = False) -> None:
 
 @cache_app.command("clear")
 def clear_command(as_json: AsJson = False) -> None:
-    """Remove all that is kept, whatever it was made for."""
+    """Remove all that is kept, whatever it was made for. A folder that is not used is left alone, and it says why."""
     folder = cache_folder()
     count = folder.clear() if folder is not None else 0
     if as_json:
         print_json({"state": state(), "removed": count})
         return
     sys.stdout.write(f"{count} entries removed\n")
+    if folder is None or folder.problem():
+        sys.stdout.write(f"{state()}\n")

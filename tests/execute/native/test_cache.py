@@ -254,7 +254,7 @@ def test_a_second_process_neither_probes_nor_compiles(fresh: Path, tmp_path: Pat
 
 
 def test_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    for text, size in (("1000", 1000), ("2 kB", 2000), ("1.5MiB", 3 << 19), ("0", 0)):
+    for text, size in (("1000", 1000), ("2 kB", 2000), ("1.5MiB", 3 << 19), ("9" * 400, int("9" * 400)), ("0", 0)):
         monkeypatch.setenv(cache.SIZE, text)
         assert cache.most_bytes() == size
     assert cache.cache_folder() is None

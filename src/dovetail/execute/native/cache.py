@@ -20,6 +20,7 @@ import os
 import platform
 import re
 import sys
+from fractions import Fraction
 from functools import cache
 from pathlib import Path
 
@@ -92,7 +93,7 @@ def most_bytes() -> int:
     if match is None or match[2] not in _UNITS:
         expected = f'a number of bytes, or a text like "{_DEFAULT_SIZE}" (units {", ".join(filter(None, _UNITS))})'
         raise BadOptionValue(option=SIZE, value=given, reason="it is not a size", expected=expected)
-    return int(float(match[1]) * _UNITS[match[2]])
+    return int(Fraction(match[1]) * _UNITS[match[2]])
 
 
 @cache
