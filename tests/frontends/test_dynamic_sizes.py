@@ -16,6 +16,7 @@ from torch._dynamo.utils import counters
 
 import dovetail
 from dovetail.errors import DataDependentControlFlow, UnexpectedSize
+from dovetail.torch_compat.own_fakes import OWN_FAKES
 from tests.rotation import rotated
 
 Function = Callable[..., Any]
@@ -181,6 +182,49 @@ def test_a_size_that_only_backward_meets(wrap: Callable[..., Any]) -> None:
             x, values = with_positives(count).requires_grad_(), torch.arange(float(count)).requires_grad_()
             found.append(torch.autograd.grad(function(x, values).sum(), [x, values]))
         assert_same(list(found[0]), list(found[1]))
+
+
+WAYS = {
+    "by recording": lambda f: dovetail.compile(f, dynamic=True),
+    "through Dynamo": lambda f: torch.compile(f, backend="dovetail", dynamic=True, fullgraph=True),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_size_that_only_a_gradient_fixes(way: str) -> None:
+    """The gradient of `cumprod` makes zeros of a plain size: a program is for that size."""
+    torch.compiler.reset()
+    compiled = WAYS[way](lambda x: x.cumprod(0) * 2)
+    for rows in (5, 7):
+        x = torch.rand(rows, 3, requires_grad=True)
+        (made,) = torch.autograd.grad(compiled(x).sum(), [x])
+        (wanted,) = torch.autograd.grad((x.cumprod(0) * 2).sum(), [x])
+        torch.testing.assert_close(made, wanted)  # torch records another formula than it runs
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("shrink", [F.hardshrink, F.softshrink])
+def test_gradients_that_torchs_fakes_give_for_known_sizes_only(way: str, shrink: Function) -> None:
+    torch.compiler.reset()
+    compiled = WAYS[way](lambda x: shrink(x.t()) * 2)
+    for rows in (5, 7, 9):
+        x = torch.randn(rows, 3, requires_grad=True)
+        made, wanted = compiled(x), shrink(x.t()) * 2
+        arriving = torch.randn_like(wanted)
+        found = [torch.autograd.grad(y, [x], arriving)[0] for y in (made, wanted)]
+        assert torch.equal(*found)
+        assert found[0].stride() == found[1].stride()
+    if way == "by recording":
+        assert compiled.stats.captures == 1
+
+
+def test_what_a_gradient_cannot_do_with_symbols_is_recorded_with_known_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(OWN_FAKES, torch.ops.aten.hardshrink_backward.default)
+    compiled = dovetail.compile(F.hardshrink, dynamic=True)
+    for rows in (5, 7):
+        x = torch.randn(rows, 3, requires_grad=True)
+        assert torch.equal(*(torch.autograd.grad(f(x).sum(), [x])[0] for f in (compiled, F.hardshrink)))
+    assert compiled.stats.captures == 2
 
 
 @contextmanager

@@ -47,7 +47,9 @@ from dovetail.torch_compat.traced_numbers import as_plain
 from dovetail.torch_compat.zero_tensors import views_of_zero_fakes
 
 _STACK_OF_CPP = "\nException raised from "
-_WITHOUT_SYMBOLS = re.compile(r"on tensor with symbolic sizes|expected to contain only concrete integers")
+_WITHOUT_SYMBOLS = re.compile(
+    r"on tensor with symbolic sizes|expected to contain only concrete integers|does not support symbolic shapes"
+)
 _NO_FAKE = re.compile(r"no fake impl registered for <CustomOpDef\((\S+)\)>")
 
 

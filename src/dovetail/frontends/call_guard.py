@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
@@ -15,7 +16,7 @@ from dovetail.frontends.lifted_numbers import ChangedNumbers, NumberGuard
 from dovetail.frontends.size_guard import SizeGuard
 from dovetail.frontends.structure import Structure
 from dovetail.frontends.tensor_kind import difference, kind_of
-from dovetail.ir.sizes import Number
+from dovetail.ir.sizes import Number, Scalar
 from dovetail.reach.contents import value_key
 from dovetail.reach.guards import PythonGuards
 from dovetail.reach.levels import picker
@@ -74,6 +75,11 @@ class CallGuard:
         self._ids = list(map(id, tensors))
         self._also_read = reads.tensors.intersection(self._ids)
         self._surely_are = None if self._same is None or self._flags else self._same.surely_are
+
+    def rely_on(self, facts: Sequence[Scalar]) -> None:
+        """Take these for all that the program relies on of its sizes, where they may be others."""
+        if self._sizes is not None:
+            self._sizes = replace(self._sizes, facts=tuple(facts))
 
     def inputs(self, leaves: Sequence[Any], structure: Structure) -> list[Any] | None:
         """The inputs of the program for a call, None when the call is not for it."""

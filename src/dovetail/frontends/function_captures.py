@@ -340,6 +340,7 @@ class FunctionCaptures:
         is_done = False
         try:
             variant.runner.graphs.select(inputs)
+            variant.guard.rely_on(_without(lifted.names, variant.runner.graphs.size_conditions))
             is_done = self.is_call
         finally:
             if is_done:

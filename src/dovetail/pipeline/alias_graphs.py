@@ -25,7 +25,7 @@ from dovetail.execute.donation import Donated, refuse_sharing
 from dovetail.execute.graph import CompiledGraph
 from dovetail.execute.second_order import Recomputation
 from dovetail.ir.program import Value
-from dovetail.ir.sizes import Number
+from dovetail.ir.sizes import Number, Scalar
 from dovetail.pipeline.compile import compile_recording
 from dovetail.pipeline.options import Options
 from dovetail.pipeline.verify_wrapper import verify_visible_effects
@@ -90,6 +90,11 @@ class AliasGraphs:
     def graphs(self) -> tuple[CompiledGraph, ...]:
         """Every graph compiled so far, oldest first."""
         return tuple(self._graphs.values())
+
+    @property
+    def size_conditions(self) -> list[Scalar]:
+        """What the first recording relies on, over its size symbols; its backward, recorded last, may add to that."""
+        return self._recording.size_conditions
 
     def compile_apart(self) -> CompiledGraph:
         """The graph for inputs that share nothing that is written."""

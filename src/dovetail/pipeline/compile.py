@@ -111,7 +111,8 @@ class _GraphCompiler:
         try:
             split = self._lower(self._name, full)
         except CaptureFailed as error:
-            if not trains or self._recording.takes_numbers:  # with plain numbers it may do
+            has_other_ways = self._options.dynamic and wants_known_sizes(error.__cause__)
+            if not trains or self._recording.takes_numbers or has_other_ways:  # with plain numbers it may do
                 raise
             full = self._without_refused(full, error)
             split = self._lower(self._name, full)

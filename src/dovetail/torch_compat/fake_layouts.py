@@ -33,6 +33,7 @@ from dovetail.torch_compat.kernel_strides import (
     place_of_model,
     view_strides,
 )
+from dovetail.torch_compat.own_fakes import OWN_FAKES
 from dovetail.torch_compat.resampling import resampled_on_fakes
 from dovetail.torch_compat.symbolic_views import viewed
 from dovetail.torch_compat.zero_tensors import answered_anew
@@ -96,8 +97,8 @@ def run_on_fakes(op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
         return _grouped_product(*args)
     if op is _aten._cudnn_rnn.default:
         return run_layer_on_fakes(*args)
-    if (of_sequences := _CTC_LOSSES.get(op)) is not None:
-        return of_sequences(*args)
+    if (answer := OWN_FAKES.get(op)) is not None:
+        return answer(*args)
     if (made := convolved_on_fakes(op, args)) is not None or (made := resampled_on_fakes(op, args)) is not None:
         return made
     if op is _aten.native_batch_norm.default and (normed := _normed(*args)) is not None:
@@ -116,31 +117,6 @@ def _has_symbolic_sizes(args: Sequence[Any]) -> bool:
     """Whether arguments are numbers only, and some of them symbols: sizes of what an operator makes."""
     sizes = [x for item in args for x in (item if isinstance(item, list | tuple) else (item,))]
     return any(type(x) is torch.SymInt for x in sizes) and not any(isinstance(x, torch.Tensor) for x in sizes)
-
-
-def _ctc_loss(log_probs: torch.Tensor, targets: torch.Tensor, _: Any, target_lengths: Sequence[int], *__: Any) -> Any:
-    """Torch's fakes take the sizes for unknown, even where the lengths are numbers."""
-    length, batch = log_probs.shape[:2]
-    return log_probs.new_empty((batch,)), log_probs.new_empty((batch, length, 2 * max(target_lengths, default=0) + 1))
-
-
-def _ctc_loss_of_unknown_lengths(log_probs: Any, *_: Any) -> Any:
-    """As above, where the lengths are data: torch's fakes have no symbol for the size. Raises: as `nonzero` does."""
-    length, batch = log_probs.shape[:2]
-    width = _aten.nonzero.default(log_probs.new_empty((2 * length + 1,))).shape[0]
-    return log_probs.new_empty((batch,)), log_probs.new_empty((batch, length, width))
-
-
-def _ctc_gradient(_: Any, log_probs: torch.Tensor, *__: Any) -> torch.Tensor:
-    """Torch has no fakes of it, where the lengths are data."""
-    return torch.empty_like(log_probs, memory_format=torch.contiguous_format)
-
-
-_CTC_LOSSES: dict[object, Callable[..., Any]] = {
-    _aten._ctc_loss.default: _ctc_loss,
-    _aten._ctc_loss.Tensor: _ctc_loss_of_unknown_lengths,
-    _aten._ctc_loss_backward.Tensor: _ctc_gradient,
-}
 
 
 def least_squares(

@@ -1,0 +1,43 @@
+"""Operators for which torch's fakes have no answer, or whose sizes they take for unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+_aten = torch.ops.aten
+
+
+def _ctc_loss(log_probs: torch.Tensor, targets: torch.Tensor, _: Any, target_lengths: Sequence[int], *__: Any) -> Any:
+    """Torch's fakes take the sizes for unknown, even where the lengths are numbers."""
+    length, batch = log_probs.shape[:2]
+    return log_probs.new_empty((batch,)), log_probs.new_empty((batch, length, 2 * max(target_lengths, default=0) + 1))
+
+
+def _ctc_loss_of_unknown_lengths(log_probs: Any, *_: Any) -> Any:
+    """As above, where the lengths are data: torch's fakes have no symbol for the size. Raises: as `nonzero` does."""
+    length, batch = log_probs.shape[:2]
+    width = _aten.nonzero.default(log_probs.new_empty((2 * length + 1,))).shape[0]
+    return log_probs.new_empty((batch,)), log_probs.new_empty((batch, length, width))
+
+
+def _ctc_gradient(_: Any, log_probs: torch.Tensor, *__: Any) -> torch.Tensor:
+    """Torch has no fakes of it, where the lengths are data."""
+    return torch.empty_like(log_probs, memory_format=torch.contiguous_format)
+
+
+def _gradient_of_shrinking(gradient: torch.Tensor, x: torch.Tensor, _: Any) -> torch.Tensor:
+    """Elementwise. Torch's fakes want known sizes."""
+    return _aten.mul.Tensor(gradient, x)
+
+
+OWN_FAKES: dict[object, Callable[..., Any]] = {
+    _aten._ctc_loss.default: _ctc_loss,
+    _aten._ctc_loss.Tensor: _ctc_loss_of_unknown_lengths,
+    _aten._ctc_loss_backward.Tensor: _ctc_gradient,
+    _aten.hardshrink_backward.default: _gradient_of_shrinking,
+    _aten.softshrink_backward.default: _gradient_of_shrinking,
+}
+"""By operator, what gives its results for its arguments."""
