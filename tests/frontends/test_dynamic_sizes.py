@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
+from torch.distributions import Binomial, Dirichlet, Gamma
 
 import dovetail
 from dovetail.errors import DataDependentControlFlow, UnexpectedSize
@@ -216,6 +217,30 @@ def test_gradients_that_torchs_fakes_give_for_known_sizes_only(way: str, shrink:
         assert found[0].stride() == found[1].stride()
     if way == "by recording":
         assert compiled.stats.captures == 1
+
+
+OWN: dict[str, Function] = {
+    "margins": lambda x: F.multi_margin_loss(x, torch.zeros(x.shape[0], dtype=torch.int64), reduction="none"),
+    "margins of sets": lambda x: F.multilabel_margin_loss(x, torch.zeros(x.shape, dtype=torch.int64)),
+    "gamma": lambda x: Gamma(x.exp(), 2.0, validate_args=False).rsample(),
+    "dirichlet": lambda x: Dirichlet(x.exp(), validate_args=False).rsample(),
+    "binomial": lambda x: Binomial(5, x.sigmoid(), validate_args=False).sample() * x,
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_operators_without_fakes_of_symbolic_sizes(name: str) -> None:
+    compiled = dovetail.compile(OWN[name], dynamic=True)
+    for rows in (5, 7):
+        for x in (torch.randn(rows, 3).requires_grad_(), torch.randn(3, rows).t().requires_grad_()):
+            found = []
+            for function in (compiled, OWN[name]):
+                torch.manual_seed(1)
+                found += [y := function(x), torch.autograd.grad(y.square().sum(), [x])[0]]
+            for made, wanted in zip(found[:2], found[2:], strict=True):
+                assert torch.equal(made, wanted)
+                assert made.stride() == wanted.stride()
+    assert compiled.stats.captures <= 2
 
 
 def test_what_a_gradient_cannot_do_with_symbols_is_recorded_with_known_sizes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,11 +33,22 @@ def _gradient_of_shrinking(gradient: torch.Tensor, x: torch.Tensor, _: Any) -> t
     return _aten.mul.Tensor(gradient, x)
 
 
+def _in_order(place: int) -> Callable[..., torch.Tensor]:
+    """A contiguous tensor of the shape of an operand, in its dtype."""
+    return lambda *operands: operands[place].new_empty(operands[place].shape)
+
+
 OWN_FAKES: dict[object, Callable[..., Any]] = {
     _aten._ctc_loss.default: _ctc_loss,
     _aten._ctc_loss.Tensor: _ctc_loss_of_unknown_lengths,
     _aten._ctc_loss_backward.Tensor: _ctc_gradient,
     _aten.hardshrink_backward.default: _gradient_of_shrinking,
     _aten.softshrink_backward.default: _gradient_of_shrinking,
+    _aten.multi_margin_loss_backward.default: _in_order(1),
+    _aten.multilabel_margin_loss_backward.default: _in_order(1),
+    _aten._standard_gamma_grad.default: _in_order(0),
+    _aten._dirichlet_grad.default: _in_order(0),
+    _aten._sample_dirichlet.default: _in_order(0),
+    _aten.binomial.default: _in_order(0),
 }
 """By operator, what gives its results for its arguments."""
