@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,19 +19,20 @@ def _grid(theta: Tensor) -> Tensor:
     return F.affine_grid(theta, [theta.shape[0], 1, 2, 3], align_corners=True)
 
 
-def test_operators_that_take_no_symbols_are_met_by_what_helps() -> None:
-    compiled = dovetail.compile(_grid, dynamic=True)
-    with pytest.raises(CaptureFailed, match=r"dynamic=False") as raised:
-        compiled(torch.randn(4, 2, 3, requires_grad=True)).sum().backward()
-    assert "frame #" not in str(raised.value)
-
-
-def test_where_forward_takes_no_symbols_sizes_are_known() -> None:
-    layer = nn.LSTM(3, 2)
-    compiled = dovetail.compile(layer, dynamic=True)
+@pytest.mark.parametrize(("function", "shape"), [(nn.LSTM(3, 2), (5, 3)), (_grid, (2, 3))], ids=["forward", "backward"])
+def test_where_operators_take_no_symbols_sizes_are_known(
+    function: Callable[[Tensor], Any], shape: tuple[int, ...]
+) -> None:
+    compiled = dovetail.compile(function, dynamic=True)
     for length in (4, 6, 4):
-        x = torch.randn(length, 5, 3, requires_grad=True)
-        assert torch.equal(compiled(x)[0], layer(x)[0])
+        x = torch.randn(length, *shape)
+        gradients = []
+        for run in (compiled, function):
+            leaf = x.clone().requires_grad_()
+            result = run(leaf)
+            (result if isinstance(result, Tensor) else result[0]).sum().backward()
+            gradients.append(leaf.grad)
+        assert torch.equal(*gradients)
     assert compiled.stats.captures == 2
 
 
