@@ -9,10 +9,10 @@ from torch import Tensor
 
 
 def assert_alike(found: Any, wanted: Any) -> None:
-    """Tensors are equal bit by bit, everything else in its type and value."""
+    """Tensors are equal in each element, everything else in its type and value; NaN is NaN."""
     assert type(found) is type(wanted)
     if isinstance(found, Tensor):
-        assert torch.equal(found, wanted)
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
     elif isinstance(found, list | tuple):
         for one, other in zip(found, wanted, strict=True):
             assert_alike(one, other)
@@ -21,4 +21,4 @@ def assert_alike(found: Any, wanted: Any) -> None:
         for key in found:
             assert_alike(found[key], wanted[key])
     else:
-        assert found == wanted
+        assert found == wanted or (found != found and wanted != wanted)

@@ -85,6 +85,7 @@ LISTS = (
     "tests/frontends/test_input_changes.py",
     "tests/frontends/test_memory_limit.py",
     "tests/frontends/test_number_places.py",
+    "tests/frontends/test_size_programs.py",
     "tests/frontends/test_sparse_gradients.py",
     "tests/frontends/test_sparse_matrices.py",
     "tests/harness/test_aliasing.py",
