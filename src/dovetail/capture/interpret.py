@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
+from torch.fx.node import map_aggregate
 from torch.utils.checkpoint import checkpoint
 
 from dovetail.capture.origins import OriginTracker
@@ -57,9 +57,15 @@ class GraphInterpreter(fx.Interpreter):
             return self._run_checkpoint(args, kwargs)
         if self._number_for is None:
             return super().call_function(target, args, kwargs)
-        if not any(isinstance(x, torch.Tensor) for x in pytree.tree_leaves((args, kwargs))):
+        given = list[Any]()
+        map_aggregate((args, kwargs), given.append)
+        if not any(isinstance(x, torch.Tensor) for x in given):
             return self._of_numbers(target, args, kwargs)
-        return super().call_function(target, *pytree.tree_map(self._as_python_has_it, (args, kwargs)))
+        if self._traced:
+            taken: Any = map_aggregate(args, self._as_python_has_it)
+            named: Any = map_aggregate(kwargs, self._as_python_has_it)
+            args, kwargs = tuple(taken), dict(named)
+        return super().call_function(target, args, kwargs)
 
     def _of_numbers(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A function of numbers: torch's symbol for a float, beside which the number is traced."""

@@ -279,14 +279,14 @@ class CallRecorder:
                     raise refusals[-1]
             return place is not None or is_fake(tensor)
 
-        given = StandIns()
+        given, memories = StandIns(), Memories()
         watcher = Watcher(refuses_outside=self._watches, on_gradient=on_gradient, stand_ins=given)
-        memories = Memories(lambda: {} if watcher.reads is None else watcher.reads.met)
         watcher.on_frame = memories.look if self.leaves_memories else None
         roots = [self._target, *(part for argument in self._arguments for part in identified(argument))]
         try:
             before = [{*attributes_of(stand_in)} for stand_in in stand_ins[: len(self.sources)]]
             with watcher.watched(roots, written, self._codes) as reads:
+                memories.met = reads.met
                 for slot in self._slots:  # code may put something else there for a while, unseen
                     reads.entry(vars(slot.module)[slot.table], slot.key, type(slot.module).__name__)
                 with self.objects.met(reads):

@@ -18,7 +18,8 @@ _UNITS = {
     **{f"{letter}B": 1000**power for power, letter in enumerate("kMGT", 1)},
 }
 _TRANSIENT = "transient:"
-_FORM = re.compile(rf"(?P<transient>{_TRANSIENT})?\s*(?P<number>\d{{1,30}}(\.\d{{1,30}})?)\s*(?P<unit>[A-Za-z]+)")
+_NUMBER = r"\d{1,4000}(\.\d{1,30})?"  # Python makes numbers of no more than 4,300 digits
+_FORM = re.compile(rf"(?P<transient>{_TRANSIENT})?\s*(?P<number>{_NUMBER})\s*(?P<unit>[A-Za-z]+)")
 _EXPECTED = f'a text like "6GiB" or "{_TRANSIENT}512MB" (units {", ".join(_UNITS)}), or a number of bytes above 0'
 
 

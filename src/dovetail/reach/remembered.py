@@ -6,7 +6,7 @@ import functools
 import gc
 import inspect
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
@@ -59,22 +59,20 @@ class MakesMemory(Exception):
 
 
 class Memories:
-    """Stops where a function begins that remembers its results."""
+    """Stops where a function begins that remembers its results. met, to be set: what code has met, as it grows."""
 
-    def __init__(self, met: Callable[[], Mapping[int, Any]]) -> None:
-        """met: gives what code has met so far."""
-        self._met = met
+    def __init__(self) -> None:
+        self.met: Mapping[int, Any] = {}
         self._looked_at = 0
         self._codes: set[CodeType] = set()
         self.has_stopped = False
 
     def look(self, frame: FrameType, event: str, _: Any) -> None:
         """A frame of the user's begins or ends. Raises: MakesMemory."""
-        met = self._met()
-        if len(met) > self._looked_at:
-            new = itertools.islice(met.values(), self._looked_at, None)
+        if len(self.met) > self._looked_at:
+            new = itertools.islice(self.met.values(), self._looked_at, None)
             self._codes.update(code for code in map(_code_of, new) if code is not None)
-            self._looked_at = len(met)
+            self._looked_at = len(self.met)
         if event == "call" and frame.f_code in self._codes:
             self.has_stopped = True
             raise MakesMemory
