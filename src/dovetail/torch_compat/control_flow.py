@@ -23,6 +23,7 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from dovetail.torch_compat.autograd import without_saved_tensor_hooks
 from dovetail.torch_compat.fakes import kernels_for_symbolic_sizes, mode_of
+from dovetail.torch_compat.hidden_fakes import shown_fakes
 from dovetail.torch_compat.symbols import new_shape_env
 
 if TYPE_CHECKING:
@@ -196,7 +197,7 @@ def _captured(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[F
         sizes = dynamo.config.patch(
             automatic_dynamic_shapes=False, assume_static_by_default=True
         )  # symbols stay symbols
-        with setup_compilation_env(), dynamo.utils.get_metrics_context(), sizes:
+        with setup_compilation_env(), dynamo.utils.get_metrics_context(), sizes, shown_fakes():
             frame: FrameInfo = dynamo.convert_frame._get_frame(fn, args, kwargs)
             return frame, dynamo.convert_frame.fullgraph_capture(fn, args, kwargs)
     except dynamo.exc.UncapturedHigherOrderOpError as error:

@@ -48,6 +48,17 @@ def hidden_fakes() -> Iterator[None]:
 
 
 @contextmanager
+def shown_fakes() -> Iterator[None]:
+    """While active, fakes are not hidden: Dynamo asks for their class by its name."""
+    before = torch._subclasses.FakeTensor
+    torch._subclasses.FakeTensor = FakeTensor  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        torch._subclasses.FakeTensor = before  # type: ignore[misc]
+
+
+@contextmanager
 def naming_classes(class_of: Callable[[torch.Tensor], type]) -> Iterator[None]:
     """While active, `tensor.__class__` of a fake gives other packages what `class_of` does."""
 

@@ -8,7 +8,7 @@ DYNAMO = False
 
 def program(x, y):
     a, b = x.sum().item(), y.sum().item()
-    return torch.ones(2) * (a - a), torch.ones(2) * (a * 0), y * ((b + b * 0.1 + b * 0.2) * 3)
+    return (torch.ones(2) * (a - a)).isnan(), (torch.ones(2) * (a * 0)).isnan(), y * ((b + b * 0.1 + b * 0.2) * 3)
 
 
 def inputs():

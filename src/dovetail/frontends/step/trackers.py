@@ -10,6 +10,7 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 _BAR = ("update", "set_postfix", "set_postfix_str", "set_description", "set_description_str", "write", "refresh")
@@ -57,9 +58,15 @@ def _stub(owner: Any, before: Any, note: Note) -> Any:
 def _noted(function: Callable[..., Any], note: Note, thread: int) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() != thread:
+        if threading.get_ident() != thread or _is_torchs_own(sys._getframe(1)):
             return function(*args, **kwargs)
         note(function, args, kwargs)
         return None
 
     return call
+
+
+def _is_torchs_own(frame: FrameType) -> bool:
+    """Whether torch, or this package, calls for itself: graphs that run show bars, which are switched off."""
+    name = str(frame.f_globals.get("__name__", ""))
+    return name.partition(".")[0] in ("torch", "dovetail")

@@ -23,6 +23,16 @@ def check_hidden_fakes() -> str | None:
     return first_difference(("answers before, during, to torch, handed on, after", answers, wanted))
 
 
+def check_shown_fakes() -> str | None:
+    """Where fakes are hidden, they are shown for a while."""
+    before = torch._subclasses.FakeTensor
+    with hidden_fakes.hidden_fakes():
+        hidden = torch._subclasses.FakeTensor is before
+        with hidden_fakes.shown_fakes():
+            shown = torch._subclasses.FakeTensor is before
+    return first_difference(("hidden, shown", (hidden, shown), (False, True)))
+
+
 def check_naming_classes() -> str | None:
     """Who asks a fake for its class is told another one, torch's own code apart; it is a fake all the same."""
     fake = fakes.fake_of(fakes.new_fake_mode(), torch.ones(2))
@@ -37,4 +47,4 @@ def check_naming_classes() -> str | None:
     )
 
 
-CHECKS = (check_hidden_fakes, check_naming_classes)
+CHECKS = (check_hidden_fakes, check_naming_classes, check_shown_fakes)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.ao.pruning import LambdaSL, WeightNormSparsifier
 
-PROGRAMS = 1
+PROGRAMS = 2
 
 
 def make():
@@ -17,6 +17,8 @@ def make():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         schedule = LambdaSL(sparsifier, lambda epoch: 0.5 ** (epoch + 1))
+
+    sparsifier.step()
 
     def step(x):
         schedule.step()

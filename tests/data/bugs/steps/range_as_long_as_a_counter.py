@@ -3,7 +3,7 @@ kept the length of its capture."""
 
 import torch
 
-PROGRAMS = 4
+PROGRAMS = 3
 
 
 class State:
