@@ -23,7 +23,14 @@ import torch
 from dovetail.ir.convert import scalar_of, tree_to_scalar
 from dovetail.ir.sizes import OPAQUE, Number, Scalar, SizeExpr, evaluate, symbol
 from dovetail.torch_compat.fakes import FakeMode, unknown_number
-from dovetail.torch_compat.symbols import guard_trees, hint_of, hints_of_symbols, number_symbol, unknown_symbols
+from dovetail.torch_compat.symbols import (
+    guard_trees,
+    hint_of,
+    hints_of_symbols,
+    number_symbol,
+    shape_env_of,
+    unknown_symbols,
+)
 from dovetail.torch_compat.traced_numbers import Plain, is_traced, traced_number
 
 _LONGEST = 64  # operations in one expression; a longer one is a fact
@@ -256,10 +263,12 @@ class NumberSymbols:
         return self.number_for(result) if type(result) is torch.SymFloat and not is_traced(result) else result
 
     def number_for(self, size: Any) -> Any:
-        """See `NumberTrace`."""
+        """See `NumberTrace`. Dynamo, which makes graphs of subgraphs, has symbols of its own."""
         expr = scalar_of(size)
         if not isinstance(expr, SizeExpr):
             return expr
+        if shape_env_of(size) is not self._mode.shape_env:
+            return size
         self.now.update(hints_of_symbols(size))
         unknown = unknown_symbols(size)
         self.unknown.update(unknown)
