@@ -264,6 +264,25 @@ def test_tables_that_first_calls_make_are_found_by_later_ones(
     assert compiled.stats.captures <= 6
 
 
+def test_a_table_that_is_thrown_away_is_made_again() -> None:
+    net: Any = _table_in_an_attribute()
+    compiled, x = dovetail.compile(net), torch.randn(5, 4)
+    for call in range(9):
+        if call in (4, 6):
+            net.waves = None
+        assert torch.equal(compiled(x), x * _waves(5))
+    assert compiled.stats.eager_calls == 3
+
+
+def test_under_a_limit_no_call_makes_tables_in_eager_mode() -> None:
+    waves = functools.lru_cache(None)(_waves)
+    compiled = dovetail.compile(lambda x: x * waves(len(x)), memory_limit="1MiB")
+    assert torch.equal(compiled(torch.ones(5, 4)), torch.ones(5, 4) * _waves(5))
+    assert compiled.stats.eager_calls == 0
+    with pytest.raises(PythonSideEffect, match=r"left a tensor in .*Rotary\.waves"):
+        dovetail.compile(_table_in_an_attribute(), memory_limit="1MiB")(torch.ones(5, 4))
+
+
 def test_a_remembered_tensor_that_is_written_goes_on() -> None:
     def make() -> Callable[[torch.Tensor], torch.Tensor]:
         @functools.lru_cache(None)

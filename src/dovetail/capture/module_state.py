@@ -42,6 +42,18 @@ class TensorSlot:
         self.module.__dict__[self.table][self.key] = tensor
 
 
+class KeptWhereRead(Exception):
+    """Why code is refused: it keeps a tensor where it may look for it first, so perhaps it does so once."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """What code did to a module, in words."""
+
+    what: str
+    is_of_buffer: bool = False
+
+
 def tensor_slots(modules: Sequence[tuple[str, torch.nn.Module]]) -> list[TensorSlot]:
     """Every parameter and buffer of the named modules and their children; a shared module is listed once.
 
@@ -89,14 +101,14 @@ def replaced_tensors(
         slot.place(stand_in)
     during = {key: _contents(module) for key, module in modules.items()}
     seen = {id(stand_in) for stand_in in stand_ins}
-    changed, left = "", dict[int, dict[str, Any]]()
+    changed, left = list[_Change](), dict[int, dict[str, Any]]()
     try:
         yield
         after = {key: _contents(module) for key, module in modules.items()}
         if leaves_attributes:
             left = {key: _set_attributes(during[key], held, seen) for key, held in after.items()}
-        differences = (_difference({**during[k], **left.get(k, {})}, after[k], m, seen) for k, m in modules.items())
-        changed = next(filter(None, differences), "")
+        for key, module in modules.items():
+            changed += _differences({**during[key], **left.get(key, {})}, after[key], module, seen)
     finally:
         for key, module in modules.items():
             _restore(module, before[key])
@@ -104,15 +116,10 @@ def replaced_tensors(
         for slot, original in zip(slots, originals, strict=True):
             slot.place(original)
     if changed:
-        raise PythonSideEffect(what=changed) from KeptWhereRead() if changed.startswith(_BOUND) else None
-
-
-class KeptWhereRead(Exception):
-    """Why code is refused: it keeps a tensor where it may look for it first, so perhaps it does so once."""
+        raise PythonSideEffect(what=changed[0].what) from KeptWhereRead() if changed[0].is_of_buffer else None
 
 
 _NOTHING = object()
-_BOUND = "bound "
 _TABLES = ("_parameters", "_buffers", "_modules")
 
 
@@ -121,19 +128,20 @@ def _contents(module: torch.nn.Module) -> dict[str, Any]:
     return {name: dict(value) if name in _TABLES else value for name, value in held.items()}
 
 
-def _difference(before: dict[str, Any], after: dict[str, Any], module: torch.nn.Module, stand_ins: set[int]) -> str:
+def _differences(
+    before: dict[str, Any], after: dict[str, Any], module: torch.nn.Module, stand_ins: set[int]
+) -> Iterator[_Change]:
     kind = type(module).__name__
     for name in {**before, **after}:
         if name in _TABLES:
             old, new = before.get(name, {}), after.get(name, {})
-            changed = next((k for k in {**old, **new} if old.get(k) is not new.get(k)), None)
-            if changed is not None:
-                return f"{_BOUND}{kind}.{changed} to another object"
+            for key in {**old, **new}:
+                if old.get(key) is not new.get(key):
+                    yield _Change(f"bound {kind}.{key} to another object", is_of_buffer=name == "_buffers")
         elif name not in after:
-            return f"deleted {kind}.{name}"
+            yield _Change(f"deleted {kind}.{name}")
         elif not (_unchanged(before.get(name, _NOTHING), after[name]) or is_derived(after[name], stand_ins)):
-            return f"set {kind}.{name}"
-    return ""
+            yield _Change(f"set {kind}.{name}")
 
 
 def _set_attributes(before: dict[str, Any], after: dict[str, Any], stand_ins: set[int]) -> dict[str, Any]:

@@ -84,7 +84,7 @@ class FunctionCaptures:
         self._quick: QuickCall | None = None
         self._raised: CaptureFailed | None = None  # while the last call that eager mode was left with was recorded
         self._is_refused = False
-        self._prepared: tuple[Structure, tuple[object, ...]] | None = None  # the last call that was left to eager mode
+        self._prepared: tuple[Structure, tuple[object, ...]] | None = None  # left to eager mode; none captured since
         self.is_call = True  # False while captures are for no call: what the code changes is put back
 
     def ready(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Ready | None:
@@ -201,9 +201,11 @@ class FunctionCaptures:
         if not isinstance(error.__cause__, KeptWhereRead) or self._options.memory_limit is not None:
             return False
         kinds = tuple([(x.shape, x.dtype) if isinstance(x, torch.Tensor) else type(x) for x in leaves])
-        is_again, self._prepared = self._prepared == (structure, kinds), (structure, kinds)
+        if self._prepared == (structure, kinds):
+            return False
+        self._prepared = structure, kinds
         self._cache.patience.missed()
-        return not is_again
+        return True
 
     def _is_left_to_eager_mode(self, error: DovetailError) -> bool:
         """Code that raises while it is recorded runs in eager mode, which raises what is to be raised."""
@@ -237,12 +239,14 @@ class FunctionCaptures:
         def capture() -> tuple[FunctionVariant, list[Any]] | None:
             self._numbers.learn(v.guard.changed_numbers(leaves, structure) for v in self._cache.variants)
             try:
-                return self._compiled(leaves, structure)
+                made = self._compiled(leaves, structure)
             except CaptureFailed as error:
                 if not isinstance(error.__cause__, MakesMemory):
                     raise
                 self._cache.patience.missed()
                 return None  # eager mode makes it, and later calls find it
+            self._prepared = None
+            return made
 
         def why() -> str:
             return self._cache.why(lambda variant: variant.guard.why(leaves, structure))
@@ -363,7 +367,7 @@ class FunctionCaptures:
             dims=dims,
             unknown_sizes=unknown_sizes,
             lifted=lifted,
-            leaves_memories=self.is_call,
+            leaves_memories=self.is_call and self._options.memory_limit is None,
         )
         inputs = recorder.inputs_of(call)
         args, kwargs = unflatten(call.leaves, call.structure)
