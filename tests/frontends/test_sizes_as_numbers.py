@@ -191,6 +191,7 @@ def test_a_size_that_torch_cannot_follow_is_known() -> None:
         lambda x: x * (0.1 * x.shape[0] * 0.3 * 0.7),
         lambda x: x / x.shape[0] ** 0.5 * (1 / x.size(0) + 0.7 / 3 * x.size(0)) + (0.3 + x.shape[0] / 7 - 0.1),
         lambda x: x[: int(0.6 * x.shape[0])] * math.sqrt(x.shape[0] * 0.1 * 0.3),
+        lambda x: torch.full((x.shape[0],), 0.1 * x.shape[0] * 0.3 * 0.7, dtype=torch.float64),
     ],
 )
 def test_graphs_of_dynamo_compute_floats_of_sizes_as_python_does(function: Function) -> None:

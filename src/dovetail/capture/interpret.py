@@ -57,9 +57,7 @@ class GraphInterpreter(fx.Interpreter):
             return self._run_checkpoint(args, kwargs)
         if self._number_for is None:
             return super().call_function(target, args, kwargs)
-        given = list[Any]()
-        map_aggregate((args, kwargs), given.append)
-        if not any(isinstance(x, torch.Tensor) for x in given):
+        if _is_of_numbers(target) and not any(isinstance(x, torch.Tensor) for x in args):
             return self._of_numbers(target, args, kwargs)
         if self._traced:
             taken: Any = map_aggregate(args, self._as_python_has_it)
@@ -98,6 +96,12 @@ class GraphInterpreter(fx.Interpreter):
                 return GraphInterpreter(region, self._origins, self._in_region, self._number_for).run(*inputs)
 
         return checkpoint(run_region, *closed_over.differentiable, use_reentrant=False, **options)
+
+
+def _is_of_numbers(target: Any) -> bool:
+    """Whether a function of Python's, or torch's for its symbols, computes a number of numbers."""
+    is_torchs = str(getattr(target, "__name__", "")).lstrip("_").startswith("sym_")
+    return is_torchs or getattr(target, "__module__", "") in ("_operator", "builtins", "math")
 
 
 class _ClosedOver:

@@ -23,7 +23,7 @@ from dovetail.ir.text import identifier
 from dovetail.torch_compat.autograd import asks_where_or_how_often
 from dovetail.torch_compat.fakes import FakeMode, fake_of, graph_fake_mode, is_fake, new_fake_mode
 from dovetail.torch_compat.subclasses import is_wrapper
-from dovetail.torch_compat.symbols import SYMBOLIC_TYPES, concrete_layout, symbol_name
+from dovetail.torch_compat.symbols import SYMBOLIC_TYPES, concrete_layout, shape_env_of, symbol_name
 
 
 class GraphRecorder:
@@ -39,8 +39,9 @@ class GraphRecorder:
         refuse_kernels_switched(gm.graph.nodes)
         _refuse_versions(gm.graph.nodes)
         self._switched = switched_in(node.target for node in gm.graph.nodes)
-        examples = (node.meta.get("example_value") for node in self.placeholders)
-        self._mode = mode = graph_fake_mode(examples) or new_fake_mode()
+        examples = [node.meta.get("example_value") for node in self.placeholders]
+        sizes = [x for x in (*examples, *example_inputs) if isinstance(x, SYMBOLIC_TYPES)]  # alone, at times
+        self._mode = mode = graph_fake_mode(examples) or new_fake_mode(shape_env_of(sizes[0]) if sizes else None)
         pairs = enumerate(zip(self.placeholders, example_inputs, strict=True))
         own = [_input_spec(i, node, example, mode) for i, (node, example) in pairs]
         self.specs = specs_with_parts(example_inputs, own, lambda part: part if is_fake(part) else fake_of(mode, part))
