@@ -23,6 +23,7 @@ from typing import Any, Protocol
 import torch
 
 from dovetail.capture.data_sizes import DataSizes
+from dovetail.capture.number_symbols import OF_TORCH
 from dovetail.ir.convert import scalar_of
 from dovetail.ir.program import Value
 from dovetail.ir.sizes import SizeExpr
@@ -30,8 +31,7 @@ from dovetail.torch_compat.symbols import hint_of
 
 _LEAST = 2  # what torch takes a symbol to be
 _LINEAR = frozenset((operator.add, operator.sub, operator.mul))
-_COMPARISONS = frozenset((operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge))
-_AS_TORCH = frozenset((*_LINEAR, *_COMPARISONS, operator.floordiv, operator.mod, operator.neg))
+_AS_TORCH = frozenset((*OF_TORCH.values(), operator.sub, operator.neg))
 
 
 class Computer(Protocol):

@@ -35,10 +35,12 @@ from dovetail.torch_compat.traced_numbers import Plain, is_traced, traced_number
 
 _LONGEST = 64  # operations in one expression; a longer one is a fact
 
-_OF_TORCH: dict[str, Callable[..., Any]] = {
+OF_TORCH: dict[str, Callable[..., Any]] = {
     **{name: getattr(operator, name) for name in ("add", "mul", "floordiv", "mod")},
     **{name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
 }
+"""What torch computes of whole numbers as Python does."""
+
 _ROUNDING: dict[str, Callable[..., Any]] = {
     **{name: getattr(math, name) for name in ("floor", "ceil", "trunc")},
     "int": torch.sym_int,
@@ -311,7 +313,7 @@ def _is_of_torch(handle: Any, now: Mapping[str, Plain], is_rounded: bool = False
     if handle.op in _ROUNDING and isinstance(handle.args[0], SizeExpr):
         inner = handle.args[0]
         return inner.op in _BEFORE_ROUNDING and all(_is_of_torch(part, now, True) for part in inner.args)
-    return (handle.op in _OF_TORCH or handle.op in _CHOOSING) and all(_is_of_torch(part, now) for part in handle.args)
+    return (handle.op in OF_TORCH or handle.op in _CHOOSING) and all(_is_of_torch(part, now) for part in handle.args)
 
 
 def _computed_by_torch(handle: Any, symbols: Mapping[str, Any]) -> Any:
@@ -326,7 +328,7 @@ def _computed_by_torch(handle: Any, symbols: Mapping[str, Any]) -> Any:
             is_next = other > chosen if handle.op == "max" else other < chosen
             chosen = other if is_next else chosen
         return chosen
-    return {**_OF_TORCH, **_ROUNDING, **_BEFORE_ROUNDING}[handle.op](*args)
+    return {**OF_TORCH, **_ROUNDING, **_BEFORE_ROUNDING}[handle.op](*args)
 
 
 def broken_fact(facts: Iterable[NumberFact], numbers: Mapping[str, Number]) -> NumberFact | None:

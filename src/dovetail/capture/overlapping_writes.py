@@ -55,8 +55,8 @@ def refuse_order_dependent_write(
             pairs += suspects.items()
     if pairs:
         w, other = pairs[0]
-        is_twice = other is w and overlaps_itself(w.tensor).verdict is not Verdict.OVERLAPPING
-        overlapped = "itself" if other is w and not is_twice else f"{other.name}, another of its operands"
+        is_itself = other is w and overlaps_itself(w.tensor).verdict is Verdict.OVERLAPPING
+        overlapped = "itself" if is_itself else f"{other.name}, another of its operands"
         raise OrderDependentWrite(operator=str(target), origin=origins.here(), written=w.name, other=overlapped)
 
 

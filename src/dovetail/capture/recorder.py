@@ -206,8 +206,8 @@ class Recorder(RecordsSparse, RecordsFacts, PlainMode):
         if isinstance(argument, tuple | list):
             return (type(argument) if type(argument) in (tuple, list) else list)(map(self.operand_of, argument))
         if isinstance(argument, torch.dtype) and argument in QUANTIZED:  # fakes would carry on with floats
-            what, instead, here = "a quantized tensor", "dequantize it first", self._origins.here()
-            raise UnsupportedTensor(name=str(argument), kind=what, hint=instead, origin=here)
+            what, instead = "a quantized tensor", "dequantize it first"
+            raise UnsupportedTensor(name=str(argument), kind=what, hint=instead, origin=self._origins.here())
         return argument
 
     # --- recording ---------------------------------------------------------------------------------------------------

@@ -160,7 +160,7 @@ class CallRecorder:
         has_numbers = bool(self.numbers) or mode.shape_env is not None
         numbers = NumberSymbols(self.facts, mode, are_sizes) if has_numbers else None
         specs = [self._input_spec(i, tensor, mode, dims) for i, tensor in zip(self.sources, own, strict=False)]
-        if numbers is not None and names:
+        if numbers is not None:
             pairs = zip(names, own[len(self.sources) :], strict=True)
             specs += [InputSpec(name, SizeInput(name), numbers.declare(name, now)) for name, now in pairs]
         specs = specs_with_parts(own, specs, lambda part: fake_of(mode, part))
