@@ -33,6 +33,7 @@ _CALLS = 3
 _FLOORS = 3  # forward has one, and backward of some of the results one of its own
 _LEAST = 0.4  # what limits are drawn from begins at this part of the peak without one: many refuse it
 _SIZE = 48  # large enough for what compiling takes itself
+_EVERY = 16  # programs after which what is alive is taken out of what garbage collection looks through
 _OPTIMIZERS: tuple[Callable[[list[Tensor]], torch.optim.Optimizer], ...] = (
     lambda weights: torch.optim.SGD(weights, lr=0.01),
     lambda weights: torch.optim.SGD(weights, lr=0.01, momentum=0.9),
@@ -159,6 +160,9 @@ def search(state: State, step: int, seconds: float, programs: int | None, note: 
     """Try seeds `state.next`, `state.next + step`, ... until the time is up or so many were tried in all."""
     end = time.monotonic() + seconds
     while time.monotonic() < end and (programs is None or state.tried < programs):
+        if state.tried % _EVERY in (0, 1):  # measuring collects garbage first, which takes as long as all that lives
+            gc.collect()
+            gc.freeze()
         try:
             wrong, limited = failure(state.next)
         except Exception as error:
@@ -176,8 +180,6 @@ def search(state: State, step: int, seconds: float, programs: int | None, note: 
 def main(argv: list[str] | None = None) -> int:
     """Run a search from the command line; gives its exit status."""
     options = parser_of("tests.small_limit_sweep", __doc__).parse_args(argv)
-    gc.collect()
-    gc.freeze()  # measuring collects garbage first, which then has less to look through
     state, shards = begin(options, State(0))
     search(state, shards, options.minutes * 60, options.programs, lambda state: keep(options, state))
     print(f"{state.tried} tried, {state.limited} that a limit changed, {len(state.failures)} failures")
