@@ -215,6 +215,7 @@ NOT_FOLLOWED = {
     "DT-ALIAS-004": "eager mode, which is the first to run, refuses the write itself",
     "DT-AUTOGRAD-002": _NOT_MET,
     "DT-AUTOGRAD-003": _NOT_MET,
+    "DT-AUTOGRAD-005": _BY_CAUSE,
     "DT-CAPTURE-001": "the way out is to look",
     "DT-CAPTURE-004": _BY_CAUSE,
     "DT-CAPTURE-006": _BY_CAUSE,

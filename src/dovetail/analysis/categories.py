@@ -19,6 +19,7 @@ from dovetail.ir.signature import (
     OutputRole,
     Parameter,
     Residual,
+    ResultGradient,
     StateTensor,
     Tangent,
     UserOutput,
@@ -131,7 +132,7 @@ def made_purposes(program: Program, saved: frozenset[int]) -> dict[int, Purpose]
 def _output_category(program: Program, role: OutputRole) -> str:
     if isinstance(role, UserOutput):
         return OUTPUTS
-    if isinstance(role, Gradient | GradientLeft):
+    if isinstance(role, Gradient | ResultGradient | GradientLeft):
         return GRADIENTS
     if isinstance(role, InputMutation) and 0 <= role.input < len(program.signature.inputs):
         return input_category(program.signature.inputs[role.input])

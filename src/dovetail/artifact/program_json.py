@@ -82,7 +82,7 @@ _INPUT_ROLES = Records(
 _OUTPUT_ROLES = Records(
     "role",
     (
-        *(roles.UserOutput, roles.InputMutation, roles.Gradient, roles.Residual),
+        *(roles.UserOutput, roles.InputMutation, roles.Gradient, roles.ResultGradient, roles.Residual),
         *(roles.GradientLeft, roles.NumberLeft),
     ),
     _FIELDS,

@@ -11,29 +11,33 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.checkpoint import CheckpointFunction
 
 from dovetail.capture.origins import OriginTracker
-from dovetail.errors import BackwardInside, UnsupportedTensor
+from dovetail.errors import BackwardInside, GradientOfResult, UnsupportedTensor
 from dovetail.torch_compat.autograd import refused_backward, running_node_name, viewed_tensor
 from dovetail.torch_compat.fakes import is_fake
 
 Root = torch.Tensor | GradientEdge
 
 _HISTORY = "a tensor with a gradient history of its own, beside a reentrant checkpoint"
-_WITHOUT = "pass it as an argument, or call checkpoint(..., use_reentrant=False)"
+_WITHOUT_REENTRANT = "call checkpoint(..., use_reentrant=False)"
+_WITHOUT = f"pass it as an argument, or {_WITHOUT_REENTRANT}"
 
 
 def gradients_of(
-    outputs: Sequence[Any], leaves: Sequence[Any], arriving: Sequence[torch.Tensor]
+    outputs: Sequence[Any], leaves: Sequence[Any], arriving: Sequence[torch.Tensor], between: Sequence[Any] = ()
 ) -> list[torch.Tensor | None]:
     """The gradient of each leaf, None where autograd gives none; the graph is kept for another pattern.
 
-    outputs, leaves: tensors and gradient edges.
+    outputs, leaves: tensors and gradient edges. between: edges whose gradients are wanted as well, and flow on.
 
     `torch.autograd.grad` is refused by a reentrant checkpoint, which runs a backward of its own that accumulates into
     `.grad`; with one in the graph, this does the same, and puts every `.grad` back. Raises: UnsupportedTensor.
     """
     if not _has_reentrant_checkpoint(outputs):
         with _ending_at(leaf for leaf in leaves if isinstance(leaf, GradientEdge)):
-            return list(torch.autograd.grad(outputs, leaves, arriving, allow_unused=True, retain_graph=True))
+            ends = (*leaves, *between)
+            return list(torch.autograd.grad(outputs, ends, arriving, allow_unused=True, retain_graph=True))
+    if between:
+        raise GradientOfResult(reason="it comes by a reentrant checkpoint", hint=_WITHOUT_REENTRANT)
     if not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
         raise UnsupportedTensor(name="a tensor that it closes over", kind=_HISTORY, hint=_WITHOUT)
     before = [leaf.grad for leaf in leaves]

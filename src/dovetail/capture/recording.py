@@ -17,6 +17,7 @@ import torch
 
 from dovetail.analysis.alias_pattern import APART, Accesses, AliasPattern
 from dovetail.analysis.infer import MetaInference
+from dovetail.capture.between_results import edge_of, passed_results
 from dovetail.capture.changes import InputChanges, Reshaped, accesses_of
 from dovetail.capture.copies_or_views import expect_copies
 from dovetail.capture.engine import Root, gradients_of, roots_of, without_backward
@@ -31,7 +32,7 @@ from dovetail.capture.recorder import Recorder
 from dovetail.capture.recording_context import named_errors, recording_on_fakes
 from dovetail.capture.visible import VisibleEffects, visible_effects
 from dovetail.errors import UnsupportedInputMutation
-from dovetail.ir.calling import LIKE_OUTPUT, Arrival, Pattern
+from dovetail.ir.calling import LIKE_OUTPUT, Arrival, Pattern, Retained
 from dovetail.ir.convert import tree_to_scalar
 from dovetail.ir.program import Phase, Program, Stage, Value
 from dovetail.ir.signature import (
@@ -40,6 +41,7 @@ from dovetail.ir.signature import (
     InputMutation,
     InputRole,
     OutputRole,
+    ResultGradient,
     Signature,
     Tangent,
     WriteKind,
@@ -186,17 +188,25 @@ class Recording:
             return full
         return tuple(arrival if i == losses[0] else None for i, arrival in enumerate(full))
 
-    def programs(self, name: str, pattern: Pattern) -> RecordedPrograms:
+    def passed_results(self) -> dict[int, tuple[int, ...]]:
+        """For each forward output: the others that its gradient comes by, if there are any."""
+        plan = self.outputs.plan
+        others = {slot for pack in plan.packs for slot in pack.slots} | {write.slot for write in plan.writes}
+        ends = {i: root for i, root in enumerate(self._roots) if plan.differentiable[i] and i not in others}
+        return passed_results(ends)
+
+    def programs(self, name: str, pattern: Pattern, retained: Retained = ()) -> RecordedPrograms:
         """The program of forward and of the backward in which `pattern` says what arrives, recorded and functional.
 
         The recording is as before, but for what it knows: constants that this backward met, and facts about sizes.
 
-        pattern: per forward output, how its gradient is laid out, or None where none arrives.
+        pattern: per forward output, how its gradient is laid out, or None where none arrives. retained: outputs whose
+        gradients are wanted as well.
         """
         functional = self._forward_end.fork()
         self._refuse_unlike_eager(functional)
         with self._forked():
-            return self._programs(name, pattern, functional)
+            return self._programs(name, pattern, functional, retained)
 
     @contextlib.contextmanager
     def _forked(self) -> Iterator[None]:
@@ -211,8 +221,10 @@ class Recording:
             for tensor, version in self._versions:  # backward may have written inputs
                 set_version(tensor, version)
 
-    def _programs(self, name: str, pattern: Pattern, functional: Functionalizer) -> RecordedPrograms:
-        tangents, gradients = self._record_backward(pattern, functional)
+    def _programs(
+        self, name: str, pattern: Pattern, functional: Functionalizer, retained: Retained
+    ) -> RecordedPrograms:
+        tangents, gradients = self._record_backward(pattern, functional, retained)
         late = [
             (index, stand_in.value)
             for index, stand_in in enumerate(self.stand_ins)
@@ -234,9 +246,9 @@ class Recording:
             *self.outputs.roles,
             *(InputMutation(index, WriteKind.UNTRACKED, during_backward=True) for index, _ in late),
             *(InputMutation(-1, WriteKind.UNTRACKED, during_backward=True, constant=v.name) for v in kept_late),
-            *(Gradient(index, layout) for index, layout, _ in gradients),
+            *(role for role, _ in gradients),
         )
-        after = [*(value for _, value in late), *kept_late, *(gradient for _, _, gradient in gradients)]
+        after = [*(value for _, value in late), *kept_late, *(gradient for _, gradient in gradients)]
         recorded = (*self.outputs.recorded, *after)
         made = (*self.outputs.values, *(None if value is None else functional.read(value) for value in after))
         signature = Signature(tuple(input_roles), roles)
@@ -260,12 +272,12 @@ class Recording:
                 raise UnsupportedInputMutation(what="memory outside the region", name=name)
 
     def _record_backward(
-        self, pattern: Pattern, functional: Functionalizer
-    ) -> tuple[list[tuple[int, Value]], list[tuple[int, AnyLayout | None, Value | None]]]:
+        self, pattern: Pattern, functional: Functionalizer, retained: Retained
+    ) -> tuple[list[tuple[int, Value]], list[tuple[OutputRole, Value | None]]]:
         differentiable = [(i, s.leaf) for i, s in enumerate(self.stand_ins) if s.leaf is not None]
         wanted = [i for i, strides in enumerate(pattern) if strides is not None]
         if not wanted or not differentiable:
-            return [], [(index, None, None) for index, _ in differentiable]
+            return [], [(Gradient(index), None) for index, _ in differentiable]
         tangents: list[tuple[int, Value]] = []
         arriving: dict[int, torch.Tensor] = {}
         for index in wanted:
@@ -277,12 +289,15 @@ class Recording:
         self.recorder.phase = Phase.BACKWARD
         with self._recording():
             ends = self._ends(arriving)
-            found = gradients_of([e for e, _ in ends], [leaf for _, leaf in differentiable], [g for _, g in ends])
-            gradients = [
-                (index, layout, tensor)
-                for (index, _), gradient in zip(differentiable, found, strict=True)
+            between, leaves = [edge_of(self._roots[slot]) for slot in retained], [leaf for _, leaf in differentiable]
+            found = gradients_of([e for e, _ in ends], leaves, [g for _, g in ends], between)
+            of_results = found[len(leaves) :]
+            gradients: list[tuple[OutputRole, torch.Tensor | None]] = [
+                (Gradient(index, layout), tensor)
+                for (index, _), gradient in zip(differentiable, found[: len(leaves)], strict=True)
                 for layout, tensor in self._parts_of(gradient)
             ]
+            gradients += zip(map(ResultGradient, retained), of_results, strict=True)
             self.note_checks()
         for _, constant in self.recorder.constants[self._forward_constants :]:
             functional.declare(constant)
@@ -290,7 +305,7 @@ class Recording:
             for node in self.recorder.nodes[self._forward_nodes :]:
                 functional.consume(node)
             functional.at_phase(Phase.BACKWARD)
-        return tangents, [(i, layout, None if g is None else self.recorder.value_of(g)) for i, layout, g in gradients]
+        return tangents, [(role, None if g is None else self.recorder.value_of(g)) for role, g in gradients]
 
     def _parts_of(self, gradient: torch.Tensor | None) -> list[tuple[AnyLayout | None, torch.Tensor | None]]:
         if gradient is not None and self.recorder.sparse.is_known(gradient):

@@ -299,6 +299,15 @@ class BackwardNeedsUnsavedValue(DovetailError):
     way_out = "make every output that can receive a gradient part of the loss, or leave this function uncompiled"
 
 
+class GradientOfResult(DovetailError):
+    """The gradient of a result was asked for, and flows within a call, from another result of it."""
+
+    code = "DT-AUTOGRAD-005"
+    summary = "the gradient of a result is asked for that comes from another result of the same call."
+    because = "all results of a compiled call are one node of autograd, and {reason}"
+    way_out = "{hint}"
+
+
 class LateSizeAssumption(DovetailError):
     """Backward, for an unusual set of output gradients, relies on an unchecked assumption about dynamic sizes."""
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dovetail.execute.protocol import RunnableProgram
-from dovetail.ir.signature import Constant, Gradient, InputMutation, Residual, Signature
+from dovetail.ir.signature import Constant, Gradient, InputMutation, Residual, ResultGradient, Signature
 from dovetail.torch_compat.subclasses import AnyLayout
 
 
@@ -16,7 +16,7 @@ class CompiledBackward:
 
     residuals: places among the residuals of forward. unsaved: names of residuals that forward does not save.
     gradients: for each output the input whose gradient it is, or -1. wrapped: inputs whose gradient is a wrapper of
-    several outputs.
+    several outputs. of_results: outputs that are gradients of results, with the forward outputs that these are.
     """
 
     program: RunnableProgram
@@ -27,6 +27,7 @@ class CompiledBackward:
     gradients: tuple[int, ...]
     wrapped: tuple[tuple[int, AnyLayout, tuple[int, ...]], ...]
     writes: tuple[tuple[int, InputMutation], ...]
+    of_results: tuple[tuple[int, int], ...]
 
     @staticmethod
     def of(compiled: RunnableProgram, tangents: Sequence[int], saved: Sequence[str]) -> CompiledBackward:
@@ -48,6 +49,7 @@ class CompiledBackward:
             ),
             wrapped=_wrapped(signature),
             writes=tuple((i, r) for i, r in enumerate(signature.outputs) if isinstance(r, InputMutation)),
+            of_results=tuple((i, r.output) for i, r in enumerate(signature.outputs) if isinstance(r, ResultGradient)),
         )
 
 

@@ -27,7 +27,7 @@ from dovetail.errors import BadCompiledResult, BadCompiler
 from dovetail.ir.fx_write import DescribedFakes, to_graph_module
 from dovetail.ir.graph_signature import GraphSignature
 from dovetail.ir.program import Operand, Program, TensorMeta, Value
-from dovetail.ir.signature import Gradient, Residual, UserOutput
+from dovetail.ir.signature import Gradient, Residual, ResultGradient, UserOutput
 from dovetail.ir.sizes import SizeExpr
 from dovetail.ops.prims import copy_into
 from dovetail.torch_compat.boxed import is_boxed
@@ -170,7 +170,7 @@ class _Expected:
             return _Expected(place, None, None, False, is_saved, operand, is_constant)
         meta = operand.tensor
         known = tuple(step for step in meta.stride if isinstance(step, int))
-        is_fresh = isinstance(role, UserOutput | Gradient) and holders[meta.storage] == 1
+        is_fresh = isinstance(role, UserOutput | Gradient | ResultGradient) and holders[meta.storage] == 1
         return _Expected(
             place, meta, known if len(known) == len(meta.stride) else None, is_fresh, is_saved, None, False
         )

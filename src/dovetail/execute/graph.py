@@ -19,7 +19,7 @@ from dovetail.execute.protocol import RunnableProgram
 from dovetail.execute.second_order import Recomputation
 from dovetail.execute.shared_bytes import announce_write
 from dovetail.execute.wrapper import Wrapper
-from dovetail.ir.calling import CallPlan, FromSlot, Pattern, WriteBack, is_carried_out
+from dovetail.ir.calling import CallPlan, FromSlot, Pattern, Retained, WriteBack, is_carried_out
 from dovetail.ir.program import Operand, Value
 from dovetail.ir.signature import WriteKind
 from dovetail.ops.facts import facts_of
@@ -35,8 +35,9 @@ class CompiledGraph:
 
     constants: tensors passed to forward after the inputs, by name. outputs: how many forward outputs are not residuals.
     residuals: names of the forward outputs after those. sources: places of those from which backward computes others
-    again, which the backward of any output may read. backward_for: gives the backward for a pattern, compiling it when
-    it is new; None for inference. any_layout: gradients may be recorded in the layout in which they arrive;
+    again, which the backward of any output may read. backward_for: gives the backward for a pattern, and the results
+    whose gradients are kept, compiling it when it is new; None for inference. passed: for outputs, the other ones that
+    their gradients come by. any_layout: gradients may be recorded in the layout in which they arrive;
     otherwise they are first laid out like their output. unreached: computed inputs that no gradient reaches, which
     autograd must not see: it would walk on to what they were computed from, and let go of what is saved there.
     residual_inputs: for residuals that are the new contents of an input, by their place: that input. counted_only:
@@ -53,7 +54,8 @@ class CompiledGraph:
     outputs: int
     residuals: tuple[str, ...] = ()
     sources: frozenset[int] = frozenset()
-    backward_for: Callable[[Pattern], CompiledBackward] | None = None
+    backward_for: Callable[[Pattern, Retained], CompiledBackward] | None = None
+    passed: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     late_constants: Callable[[str], torch.Tensor] | None = None
     written_in_backward: tuple[int, ...] = ()
     residual_inputs: Mapping[int, int] = field(default_factory=dict)
@@ -73,6 +75,7 @@ class CompiledGraph:
     slots: tuple[int, ...] = ()
     other_slots: tuple[int, ...] = ()
     silent_slots: tuple[int, ...] = ()
+    passed_slots: tuple[int, ...] = ()
     has_numbers: bool = False
     input_residuals: frozenset[int] = frozenset()
 
@@ -107,6 +110,7 @@ class CompiledGraph:
         self.slots = tuple(seen)
         self.other_slots = tuple(i for i in range(self.outputs) if i not in seen)
         self.silent_slots = tuple(i for i in seen if not self.plan.differentiable[i])
+        self.passed_slots = tuple(sorted({i for slots in self.passed.values() for i in slots}))
         inputs = {id(value) for value in self.forward.program.inputs}
         saved = operands[self.outputs :]
         self.input_residuals = frozenset(k for k, value in enumerate(saved) if id(value) in inputs)

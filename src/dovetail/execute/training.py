@@ -6,6 +6,7 @@ when backward starts unless the graph is kept. What a backward for some outputs 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,7 @@ from dovetail.errors import (
 )
 from dovetail.execute.backward import CompiledBackward
 from dovetail.execute.graph import CompiledGraph
+from dovetail.execute.retained_gradients import Results, keep_gradient, kept_in_call, refuse_second_order
 from dovetail.execute.second_order import HINT, Circumstances, Kept, differentiable_gradients
 from dovetail.ir.calling import LIKE_OUTPUT, Arrival
 from dovetail.torch_compat.autograd import backward_keeps_graph, drop_saved_tensors, version_of, viewed_tensor
@@ -59,9 +61,10 @@ class _CallState:
     """What backward needs of a call besides the tensors that autograd keeps.
 
     numbers, live: residuals that autograd does not keep, by place: numbers, and inputs that backward reads as they are
-    then. strides: of the outputs. second: for second derivatives. left: after a backward that let
-    the graph go, the residuals that it did not read, by place, with their versions: like the nodes that eager has not
-    visited, they serve a backward of other outputs. done: outputs whose backward let go of something.
+    then. strides: of the outputs. second: for second derivatives. passed: results that gradients of others come by.
+    left: after a backward that let the graph go, the residuals that it did not read, by place, with their versions:
+    like the nodes that eager has not visited, they serve a backward of other outputs. done: outputs whose backward let
+    go of something.
     """
 
     graph: CompiledGraph
@@ -72,6 +75,7 @@ class _CallState:
     live: dict[int, torch.Tensor]
     inputs_written_late: dict[int, torch.Tensor]
     second: Kept | None
+    passed: Results = field(default_factory=dict)
     left: dict[int, tuple[Any, int]] | None = None
     done: set[int] = field(default_factory=set)
 
@@ -111,6 +115,8 @@ class _CompiledFunction(torch.autograd.Function):
         ctx.state = _CallState(graph, len(inputs), len(saved), strides, numbers, live, late, second)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*_as_data(saved, inputs), *(second.to_save(inputs) if second else ()))
+        if graph.passed_slots:
+            ctx.state.passed = {i: weakref.ref(results[i]) for i in graph.passed_slots}
         if graph.silent_slots:
             ctx.mark_non_differentiable(*[results[i] for i in graph.silent_slots])
         if graph.other_slots:
@@ -136,9 +142,11 @@ class _CompiledFunction(torch.autograd.Function):
         results: list[Any] = [None] * (1 + state.inputs)
         if not arrived:
             return tuple(results)
+        kept = kept_in_call(state.passed, graph.passed, arrived) if state.passed else ()
         if torch.is_grad_enabled():
+            refuse_second_order(kept)
             return (None, *_second_order(ctx, state, arrived))
-        backward = graph.backward_for(tuple(pattern))
+        backward = graph.backward_for(tuple(pattern), tuple(kept))
         inputs = _backward_inputs(ctx, state, backward, arrived)
         del arrived
         made = backward.program(inputs)
@@ -147,6 +155,8 @@ class _CompiledFunction(torch.autograd.Function):
                 results[1 + index] = gradient
         for index, layout, places in backward.wrapped:
             results[1 + index] = put_together(layout, [made[place] for place in places])
+        for position, number in backward.of_results:
+            keep_gradient(state.passed[number](), made[position], has_arrived=pattern[number] is not None)
         for position, role in backward.writes:
             (target,) = graph.tensors_of([role.constant]) if role.constant else [state.inputs_written_late[role.input]]
             target.copy_(made[position])

@@ -158,6 +158,8 @@ LIKE_OUTPUT = "like output"
 Arrival: TypeAlias = "str | tuple[int, ...] | None"
 Pattern: TypeAlias = "tuple[Arrival, ...]"
 """Which gradients arrive, per forward output: None, `LIKE_OUTPUT` (laid out like the output), or strides."""
+Retained: TypeAlias = "tuple[int, ...]"
+"""Forward outputs whose gradients a backward gives out, because the caller keeps them."""
 
 OutputRule: TypeAlias = (
     "FromConstant | FromSlot | FromInput | FromView | FromOutput | Rewritten | AsLeaf | Rebuilt | WithLook | Formatted"

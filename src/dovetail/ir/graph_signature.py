@@ -35,6 +35,7 @@ from dovetail.ir.signature import (
     OutputRole,
     Parameter,
     Residual,
+    ResultGradient,
     SharedBytes,
     SizeInput,
     Tangent,
@@ -286,7 +287,7 @@ class _Reader:
         if isinstance(role, InputMutation) and role.constant:
             purpose, of = OutputPurpose.MUTATION, InputPurpose.CONSTANT
             return OutputEntry(argument, purpose, of, role.constant, write=role.kind, during_backward=True)
-        assert not isinstance(role, GradientLeft | NumberLeft), "a training step has a plan of its own"
+        assert not isinstance(role, ResultGradient | GradientLeft | NumberLeft), "no signature has these"
         primal = self._input(self.primals.signature.inputs[role.input], self.primals.inputs[role.input])
         target = primal.target or primal.argument.name
         if isinstance(role, Gradient):

@@ -151,6 +151,13 @@ class Gradient:
 
 
 @dataclass(frozen=True, slots=True)
+class ResultGradient:
+    """The gradient of a forward output from which others were computed; `output` counts the program's outputs."""
+
+    output: int
+
+
+@dataclass(frozen=True, slots=True)
 class GradientLeft:
     """What a training step leaves in the `.grad` of a tensor, by its name."""
 
@@ -164,7 +171,7 @@ class NumberLeft:
     place: int
 
 
-OutputRole: TypeAlias = "UserOutput | InputMutation | Gradient | Residual | GradientLeft | NumberLeft"
+OutputRole: TypeAlias = "UserOutput | InputMutation | Gradient | ResultGradient | Residual | GradientLeft | NumberLeft"
 
 
 @dataclass(frozen=True, slots=True)

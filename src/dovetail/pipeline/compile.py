@@ -23,7 +23,7 @@ from dovetail.execute.graph import CompiledGraph
 from dovetail.execute.protocol import RunnableProgram
 from dovetail.execute.training import TrainingGraph
 from dovetail.execute.wrapper import build_wrapper, wrapper_source
-from dovetail.ir.calling import CallPlan, Pattern
+from dovetail.ir.calling import CallPlan, Pattern, Retained
 from dovetail.ir.fx_write import DescribedFakes, to_graph_module
 from dovetail.ir.program import Program
 from dovetail.ir.signature import Gradient, InputMutation, Tangent, WriteKind
@@ -88,7 +88,7 @@ class _GraphCompiler:
         self._options = options
         self._hints = hints
         self._executors = make_executors(options)
-        self._backwards: dict[tuple[Pattern, Hashable], CompiledBackward] = {}
+        self._backwards: dict[tuple[Pattern, Retained, Hashable], CompiledBackward] = {}
         self._pending: dict[Pattern, Split] = {}
         self._dumps: dict[Pattern, Dump] = {}
         self._decisions: dict[str, bool] = {}
@@ -137,6 +137,7 @@ class _GraphCompiler:
             late_constants=self._constant,
             any_layout=not self._recording.is_symbolic and self._options.compilers is None,
             unreached=self._unreached(split.backward),
+            passed=self._recording.passed_results() if trains else {},
             residual_inputs=_residual_inputs(split.forward, plan),
             counted_only=counted_only(split.forward, plan),
             donated=self._donated,
@@ -177,11 +178,11 @@ class _GraphCompiler:
         options, first = self._options, next(iter(self._dumps.values()), None)
         return Dump(options.dump, name, self._hints, options.dump_calls, first, options.compile_trace, self._leaves)
 
-    def _lower(self, name: str, pattern: Pattern, *, casts: bool = False) -> Split:
+    def _lower(self, name: str, pattern: Pattern, retained: Retained = (), *, casts: bool = False) -> Split:
         start = time.perf_counter_ns()
         dump = self._dumps[pattern] = self._new_dump(name)
         with nullcontext() if casts else autocast_off():  # a backward is run outside of autocast, as a rule
-            programs = self._recording.programs(name, pattern)
+            programs = self._recording.programs(name, pattern, retained)
         program = programs.functional
         self._options.policy.meet(program)
         dump.step("recorded", programs.recorded)
@@ -338,20 +339,21 @@ class _GraphCompiler:
     def _constant(self, name: str) -> torch.Tensor:
         return self._recording.constants[name]
 
-    def _backward_for(self, pattern: Pattern) -> CompiledBackward:
+    def _backward_for(self, pattern: Pattern, retained: Retained) -> CompiledBackward:
         for slot, refusal in self._refused.items():
             if pattern[slot] is not None:
                 cause = refusal.__cause__
                 raise refusal if cause is None or wants_known_sizes(cause) else cause
         casts = casts_in_force()
-        known = self._backwards.get((pattern, casts))
+        known = self._backwards.get((pattern, retained, casts))
         if known is not None:
             return known
         with RECORDING:
-            known = self._backwards.get((pattern, casts))
+            known = self._backwards.get((pattern, retained, casts))
             if known is not None:  # another thread was faster
                 return known
-            known = self._backwards[pattern, casts] = self._compile_backward(pattern, casts=bool(casts))
+            known = self._compile_backward(pattern, retained, casts=bool(casts))
+            self._backwards[pattern, retained, casts] = known
             graph = self._graph()
             if graph is not None and len(self._backwards) >= self._options.max_variants and graph.any_layout:
                 logger.info(
@@ -362,14 +364,14 @@ class _GraphCompiler:
                 graph.any_layout = False
         return known
 
-    def _compile_backward(self, pattern: Pattern, *, casts: bool) -> CompiledBackward:
+    def _compile_backward(self, pattern: Pattern, retained: Retained, *, casts: bool) -> CompiledBackward:
         if pattern in self._too_low:
             raise self._too_low[pattern]
-        split = None if casts else self._pending.pop(pattern, None)
+        split = None if casts or retained else self._pending.pop(pattern, None)
         if split is None:
             logger.info("%s: backward variant %d, gradients arrive as %s", self._name, len(self._backwards), pattern)
             facts, known = self._recording.size_facts, len(self._recording.constants)
-            split = self._lower(f"{self._name}_{len(self._backwards)}", pattern, casts=casts)
+            split = self._lower(f"{self._name}_{len(self._backwards)}", pattern, retained, casts=casts)
             if self._recording.size_facts != facts:
                 raise LateSizeAssumption(pattern=pattern)
             if self._donated.offered and len(self._recording.constants) > known:

@@ -147,6 +147,21 @@ def check_asks_where_or_how_often() -> str | None:
     return first_difference(("what is asked for", told, [True, True, False]))
 
 
+def check_has_gradient_hooks() -> str | None:
+    """A tensor knows whether hooks wait for its gradient; one that keeps its gradient has none for that."""
+    x = torch.zeros(2, requires_grad=True) * 2
+    x.retain_grad()
+    before = autograd.has_gradient_hooks(x)
+    handle = x.register_hook(lambda gradient: None)
+    registered = autograd.has_gradient_hooks(x)
+    handle.remove()
+    return first_difference(
+        ("without hooks", before, False),
+        ("with one", registered, True),
+        ("when it is removed", autograd.has_gradient_hooks(x), False),
+    )
+
+
 def check_version_of() -> str | None:
     """A write raises the version of a tensor, and that of its views."""
     x = torch.zeros(2)
@@ -374,6 +389,7 @@ CHECKS = (
     check_next_sequence_number,
     check_running_node_name,
     check_running_sequence_number,
+    check_has_gradient_hooks,
     check_version_of,
     check_asks_where_or_how_often,
     check_set_version,

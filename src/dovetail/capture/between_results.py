@@ -1,0 +1,51 @@
+"""Which results of a recorded call were computed from others, as autograd sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from dovetail.capture.engine import Root
+
+
+def edge_of(root: Root) -> GradientEdge:
+    """Where the gradient of a result arrives."""
+    return root if isinstance(root, GradientEdge) else get_gradient_edge(root)
+
+
+def passed_results(roots: Mapping[int, Root]) -> dict[int, tuple[int, ...]]:
+    """For each result: the other ones that its gradient comes by on its way to the leaves, if there are any.
+
+    roots: by the number of a result, where its gradient arrives.
+    """
+    edges = {number: edge_of(root) for number, root in roots.items()}
+    marks = {(edge.node, edge.output_nr): 1 << number for number, edge in edges.items()}
+    if len(marks) < 2:
+        return {}
+    behind = _behind([edge.node for edge in edges.values()], marks)
+    passed = {number: behind[edge.node] & ~(1 << number) for number, edge in edges.items()}
+    return {number: tuple(k for k in edges if mask >> k & 1) for number, mask in passed.items() if mask}
+
+
+def _behind(nodes: Sequence[Any], marks: Mapping[tuple[Any, int], int]) -> dict[Any, int]:
+    """For each node that can be reached: the marks on the edges that leave it, and behind these."""
+    found: dict[Any, int] = {}
+    waiting = list(nodes)
+    while waiting:
+        node = waiting[-1]
+        if node in found:
+            waiting.pop()
+            continue
+        following = [(after, place) for after, place in node.next_functions if after is not None]
+        unknown = [after for after, _ in following if after not in found]
+        if unknown:
+            waiting += unknown
+            continue
+        mask = 0
+        for after, place in following:
+            mask |= found[after] | marks.get((after, place), 0)
+        found[node] = mask
+        waiting.pop()
+    return found
