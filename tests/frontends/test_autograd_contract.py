@@ -480,6 +480,23 @@ def test_what_another_backward_left_can_be_kept(wrap: Callable[..., Any]) -> Non
             second.backward()
 
 
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_backwards_of_one_result_read_what_forward_saved_of_equal_values(number: int) -> None:
+    def function(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        a, b = x.clone(), x.clone()
+        a[:2].mul_(weight[:2])
+        b[:2].mul_(x[:2])
+        return a, (b * b).mean(), x.exp() * weight + x.exp() * weight.sin()
+
+    def gradients(called: Callable[..., tuple[Tensor, ...]]) -> list[Tensor | None]:
+        x, weight = (torch.linspace(-1, end, 12).reshape(4, 3).requires_grad_() for end in (1, 2))
+        called(x, weight)[number].sum().backward()
+        return [x.grad, weight.grad]
+
+    for found, wanted in zip(gradients(dovetail.compile(function)), gradients(function), strict=True):
+        assert found is wanted if found is None or wanted is None else torch.equal(found, wanted)
+
+
 def test_what_another_backward_left_dies_with_the_call() -> None:
     call = dovetail.compile(lambda x, w: (x.exp(), w.exp()))
     for _ in range(2):

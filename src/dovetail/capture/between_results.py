@@ -8,6 +8,7 @@ from typing import Any
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from dovetail.capture.engine import Root
+from dovetail.ir.calling import CallPlan
 
 
 def edge_of(root: Root) -> GradientEdge:
@@ -15,12 +16,14 @@ def edge_of(root: Root) -> GradientEdge:
     return root if isinstance(root, GradientEdge) else get_gradient_edge(root)
 
 
-def passed_results(roots: Mapping[int, Root]) -> dict[int, tuple[int, ...]]:
-    """For each result: the other ones that its gradient comes by on its way to the leaves, if there are any.
+def passed_results(plan: CallPlan, roots: Sequence[Root]) -> dict[int, tuple[int, ...]]:
+    """For each forward output: the others that its gradient comes by on its way to the leaves, if there are any.
 
-    roots: by the number of a result, where its gradient arrives.
+    roots: for each forward output, where its gradient arrives. Parts of wrappers, and what inputs hold, are left out.
     """
-    edges = {number: edge_of(root) for number, root in roots.items()}
+    others = {slot for pack in plan.packs for slot in pack.slots} | {write.slot for write in plan.writes}
+    ends = [number for number, _ in enumerate(roots) if plan.differentiable[number] and number not in others]
+    edges = {number: edge_of(roots[number]) for number in ends}
     marks = {(edge.node, edge.output_nr): 1 << number for number, edge in edges.items()}
     if len(marks) < 2:
         return {}

@@ -23,19 +23,19 @@ _WITHOUT = f"pass it as an argument, or {_WITHOUT_REENTRANT}"
 
 
 def gradients_of(
-    outputs: Sequence[Any], leaves: Sequence[Any], arriving: Sequence[torch.Tensor], between: Sequence[Any] = ()
+    outputs: Sequence[Any], leaves: Sequence[Any], arriving: Sequence[torch.Tensor], between: int = 0
 ) -> list[torch.Tensor | None]:
     """The gradient of each leaf, None where autograd gives none; the graph is kept for another pattern.
 
-    outputs, leaves: tensors and gradient edges. between: edges whose gradients are wanted as well, and flow on.
+    outputs, leaves: tensors and gradient edges. between: how many of the last edges are none of leaves: what arrives
+    there is wanted, and flows on.
 
     `torch.autograd.grad` is refused by a reentrant checkpoint, which runs a backward of its own that accumulates into
     `.grad`; with one in the graph, this does the same, and puts every `.grad` back. Raises: UnsupportedTensor.
     """
     if not _has_reentrant_checkpoint(outputs):
-        with _ending_at(leaf for leaf in leaves if isinstance(leaf, GradientEdge)):
-            ends = (*leaves, *between)
-            return list(torch.autograd.grad(outputs, ends, arriving, allow_unused=True, retain_graph=True))
+        with _ending_at(leaf for leaf in leaves[: len(leaves) - between] if isinstance(leaf, GradientEdge)):
+            return list(torch.autograd.grad(outputs, leaves, arriving, allow_unused=True, retain_graph=True))
     if between:
         raise GradientOfResult(reason="it comes by a reentrant checkpoint", hint=_WITHOUT_REENTRANT)
     if not all(isinstance(leaf, torch.Tensor) for leaf in leaves):

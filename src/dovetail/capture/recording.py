@@ -190,10 +190,7 @@ class Recording:
 
     def passed_results(self) -> dict[int, tuple[int, ...]]:
         """For each forward output: the others that its gradient comes by, if there are any."""
-        plan = self.outputs.plan
-        others = {slot for pack in plan.packs for slot in pack.slots} | {write.slot for write in plan.writes}
-        ends = {i: root for i, root in enumerate(self._roots) if plan.differentiable[i] and i not in others}
-        return passed_results(ends)
+        return passed_results(self.outputs.plan, self._roots)
 
     def programs(self, name: str, pattern: Pattern, retained: Retained = ()) -> RecordedPrograms:
         """The program of forward and of the backward in which `pattern` says what arrives, recorded and functional.
@@ -278,26 +275,21 @@ class Recording:
         wanted = [i for i, strides in enumerate(pattern) if strides is not None]
         if not wanted or not differentiable:
             return [], [(Gradient(index), None) for index, _ in differentiable]
-        tangents: list[tuple[int, Value]] = []
-        arriving: dict[int, torch.Tensor] = {}
-        for index in wanted:
-            tangent = self._tangent_like(index, pattern[index])
-            value = self.recorder.add_tensor(tangent, f"tangent_{index}")
+        arriving = {index: self._tangent_like(index, pattern[index]) for index in wanted}
+        tangents = [(index, self.recorder.add_tensor(made, f"tangent_{index}")) for index, made in arriving.items()]
+        for _, value in tangents:
             functional.declare(value)
-            tangents.append((index, value))
-            arriving[index] = tangent
         self.recorder.phase = Phase.BACKWARD
         with self._recording():
             ends = self._ends(arriving)
-            between, leaves = [edge_of(self._roots[slot]) for slot in retained], [leaf for _, leaf in differentiable]
-            found = gradients_of([e for e, _ in ends], leaves, [g for _, g in ends], between)
-            of_results = found[len(leaves) :]
+            leaves = [*(leaf for _, leaf in differentiable), *(edge_of(self._roots[slot]) for slot in retained)]
+            found = gradients_of([e for e, _ in ends], leaves, [g for _, g in ends], len(retained))
             gradients: list[tuple[OutputRole, torch.Tensor | None]] = [
                 (Gradient(index, layout), tensor)
-                for (index, _), gradient in zip(differentiable, found[: len(leaves)], strict=True)
+                for (index, _), gradient in zip(differentiable, found, strict=False)
                 for layout, tensor in self._parts_of(gradient)
             ]
-            gradients += zip(map(ResultGradient, retained), of_results, strict=True)
+            gradients += zip(map(ResultGradient, retained), found[len(differentiable) :], strict=True)
             self.note_checks()
         for _, constant in self.recorder.constants[self._forward_constants :]:
             functional.declare(constant)

@@ -20,7 +20,7 @@ from dovetail.torch_compat.autograd import has_gradient_hooks
 Results: TypeAlias = "Mapping[int, weakref.ref[torch.Tensor]]"
 """Results of a call that gradients of others come by, by their number."""
 
-_OUTSIDE = "compute the later results from it outside of the compiled function, or leave this function uncompiled"
+_OUTSIDE = "compute the later results from it outside the compiled function, or leave this function uncompiled"
 _OF_HOOKS = f"call retain_grad() on the result and read its .grad after backward; {_OUTSIDE}"
 
 

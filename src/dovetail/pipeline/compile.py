@@ -42,7 +42,7 @@ from dovetail.pipeline.donation import late_writes, offer_inputs
 from dovetail.pipeline.driver import StepRecord, elapsed_us, run_passes, writes
 from dovetail.pipeline.dump import BACKWARD, FORWARD, Dump
 from dovetail.pipeline.executor_list import make_executors
-from dovetail.pipeline.halves import stays_behind
+from dovetail.pipeline.halves import holding, released, stays_behind
 from dovetail.pipeline.memory_limit import refuse_unknown_sizes, state_bytes
 from dovetail.pipeline.options import Options
 from dovetail.pipeline.passes import Context
@@ -97,6 +97,7 @@ class _GraphCompiler:
         self._leaves = frozenset(number for number, made in stand_ins if made.requires_grad and made.was_leaf)
         self._splitting = Splitting(recording.outputs.plan, hints, options, self._leaves)
         self._first: Split | None = None
+        self._saved: frozenset[str] = frozenset()
         self._too_low: dict[Pattern, MemoryLimitTooLow] = {}
         self._graph: weakref.ref[CompiledGraph]  # which keeps this alive
         self._forward: RunnableProgram
@@ -191,7 +192,9 @@ class _GraphCompiler:
         if self._options.verify > 1 and programs.comparable:
             verify_same_results("functionalize", programs.recorded, program, self._hints)
         context = Context(self._options, self._hints)
-        program, records = run_passes("joint", program, context, dump, decisions=self._decisions)
+        held = holding(program, self._saved)
+        program, records = run_passes("joint", held, context, dump, decisions=self._decisions)
+        program = released(program) if self._saved else program
         self._decisions.update({record.name: not record.reason for record in records})
         program, again = recompute_as_asked(program, self._options.policy, self._hints, is_split=True)
         if again:
@@ -206,6 +209,7 @@ class _GraphCompiler:
         if program is not plain:
             dump.step("narrow_draws", program)
         split = self._partitioned(program, dump, pattern)
+        self._saved = self._saved or frozenset(split.residuals)
         self._offer(split, dump)
         if self._options.compilers is not None:
             return split  # works in place if its compiler does
@@ -339,7 +343,7 @@ class _GraphCompiler:
     def _constant(self, name: str) -> torch.Tensor:
         return self._recording.constants[name]
 
-    def _backward_for(self, pattern: Pattern, retained: Retained) -> CompiledBackward:
+    def _backward_for(self, pattern: Pattern, retained: Retained = ()) -> CompiledBackward:
         for slot, refusal in self._refused.items():
             if pattern[slot] is not None:
                 cause = refusal.__cause__
