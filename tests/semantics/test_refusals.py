@@ -59,6 +59,17 @@ def test_dynamo_leaves_sparse_tensors_to_eager(name: str) -> None:
     assert torch.equal(actual.to_dense(), expected.to_dense())
 
 
+@pytest.mark.parametrize("compiled", [dovetail.compile, dovetail.compile_step])
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_where_plain_ones_were(compiled: Callable[[Any], Any], layout: torch.layout) -> None:
+    called = compiled(lambda x: x * 2)
+    for _ in range(4):
+        called(MATRIX)
+    with pytest.raises(UnsupportedTensor, match=r"nested|NestedTensor"):
+        called(torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], layout=layout))
+    assert torch.equal(called(MATRIX), MATRIX * 2)
+
+
 def test_quantized_tensors() -> None:
     def f(x: Tensor) -> Tensor:
         return torch.quantize_per_tensor(x, 0.1, 0, torch.qint8).dequantize()

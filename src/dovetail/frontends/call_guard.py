@@ -20,7 +20,7 @@ from dovetail.ir.sizes import Number, Scalar
 from dovetail.reach.contents import value_key
 from dovetail.reach.guards import PythonGuards
 from dovetail.reach.levels import picker
-from dovetail.torch_compat.guards import SameTensors
+from dovetail.torch_compat.guards import SameTensors, may_be_asked
 from dovetail.torch_compat.subclasses import is_wrapper
 
 QuickInputs: TypeAlias = Callable[[tuple[Any, ...], Mapping[str, Any]], "Sequence[Any] | None"]
@@ -87,7 +87,7 @@ class CallGuard:
             return None
         tensors = [*self._tensor_leaves(leaves), *self._held.now()]
         surely = self._surely_are
-        is_sure = surely is not None and surely(*tensors) and len(set(map(id, tensors))) == len(tensors)
+        is_sure = surely is not None and may_be_asked(tensors) and surely(*tensors) and _are_apart(tensors)
         if (not is_sure and not self._are_alike(tensors)) or self._are_read(tensors):
             return None
         inputs = list(self._inputs(tensors))
@@ -135,7 +135,12 @@ class CallGuard:
             if has_held:
                 tensors = (*tensors, *held())
             known = reads.tensors
-            if not are(*tensors) or len(known.union(map(id, tensors))) != total + len(known) or not holds():
+            if (
+                not may_be_asked(tensors)
+                or not are(*tensors)
+                or len(known.union(map(id, tensors))) != total + len(known)
+                or not holds()
+            ):
                 return None
             found = tensors if is_in_order else pick(tensors)
             if numbers is None:
@@ -251,6 +256,10 @@ class _Held:
 
 
 _contents: Callable[[torch.nn.Module], Any] = vars
+
+
+def _are_apart(tensors: Sequence[object]) -> bool:
+    return len(set(map(id, tensors))) == len(tensors)
 
 
 def _may_be_leaf_or_not(tensor: torch.Tensor) -> bool:

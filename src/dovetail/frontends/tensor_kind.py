@@ -30,6 +30,7 @@ def kind_of(tensor: Any, *, has_sizes: bool = True) -> TensorKind | None:
     """The kind of a tensor, None for anything else. has_sizes: else, of the shape only the number of dimensions."""
     if not isinstance(tensor, torch.Tensor):
         return None
+    has_sizes = has_sizes and not tensor.is_nested  # which no program takes
     return TensorKind(
         type(tensor),
         tensor.requires_grad,

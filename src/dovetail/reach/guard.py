@@ -230,7 +230,7 @@ class PythonGuard:
         if not self._answers_are():
             return False
         if tensors is not None:
-            return self._tensors is None or self._tensors.are(list(map(operator.call, tensors)))
+            return self._tensors is None or self._tensors.still_are(list(map(operator.call, tensors)))
         objects = self._objects_now()
         tables = self._tables_now(objects)
         return tables is not None and self._values_are(objects, tables)

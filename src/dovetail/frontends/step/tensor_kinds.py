@@ -19,7 +19,7 @@ from dovetail.ir.calling import CallPlan
 from dovetail.pipeline.options import Options
 from dovetail.reach.levels import picker
 from dovetail.torch_compat.dtensors import is_dtensor, local_of, placing_of
-from dovetail.torch_compat.guards import SameTensors
+from dovetail.torch_compat.guards import SameTensors, may_be_asked
 from dovetail.torch_compat.sparse import Form, form_of, parts_of
 from dovetail.torch_compat.swapping import hook_tables
 
@@ -178,7 +178,9 @@ class TensorKinds:
 
     def are(self, tensors: Sequence[torch.Tensor], leaves: Sequence[Any]) -> bool:
         """Whether the tensors of a call, in the order of the sources, are as expected. leaves: of the arguments."""
-        if self._same is None or not self._same.are(self._fixed(tensors)) or not self._fit(tensors):
+        if self._same is None or not may_be_asked(leaves) or not self._same.still_are(self._fixed(tensors)):
+            return False
+        if not self._fit(tensors):
             return False
         if self._hookable and any(any(hook_tables(tensors[i])) for i in self._hookable):
             return False  # the state is watched with the reachable state
