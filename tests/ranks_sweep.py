@@ -2,6 +2,7 @@
 
     python -m tests.ranks_sweep                             # all of them, 20 steps each; minutes
     python -m tests.ranks_sweep --models gpt llama --kinds ddp fsdp --steps 5
+    python -m tests.ranks_sweep --wide --kinds fsdp         # wider models, in which weights count
 
 Losses, weights, gradients, the optimizer's state and random numbers are compared bit by bit after each step; dropout
 is on. The peak of a step above what was there before, as the allocator sees it, and the bytes that collectives are
@@ -15,6 +16,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,15 +34,31 @@ from dovetail.torch_compat.dispatch import PlainMode
 from tests.distributed.ranks import Ranks, of_ranks
 from tests.distributed.steps import Trained, same, state_of
 
-_WORDS, _WIDTH, _HEADS, _ROWS, _LENGTH = 64, 64, 4, 16, 32
+_WORDS, _HEADS = 64, 4
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of a model and its batches: of `rows` texts, `length` words each."""
+
+    width: int = 64
+    blocks: int = 3
+    rows: int = 16
+    length: int = 32
+
+
+SMALL, WIDE = Sizes(), Sizes(width=256, blocks=4, rows=4, length=64)
+"""Where activations are most of the peak, and where weights count."""
 
 
 class _Attention(nn.Module):
-    def __init__(self, shared: int = _HEADS, *, causal: bool = True, turns: bool = False, bias: bool = True) -> None:
+    def __init__(
+        self, width: int, shared: int = _HEADS, *, causal: bool = True, turns: bool = False, bias: bool = True
+    ) -> None:
         super().__init__()
-        self.size, self.causal, self.turns = _WIDTH // _HEADS, causal, turns
-        self.q, self.out = nn.Linear(_WIDTH, _WIDTH, bias=bias), nn.Linear(_WIDTH, _WIDTH, bias=bias)
-        self.k, self.v = (nn.Linear(_WIDTH, shared * self.size, bias=bias) for _ in range(2))
+        self.size, self.causal, self.turns = width // _HEADS, causal, turns
+        self.q, self.out = nn.Linear(width, width, bias=bias), nn.Linear(width, width, bias=bias)
+        self.k, self.v = (nn.Linear(width, shared * self.size, bias=bias) for _ in range(2))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         parts = [each(x).unflatten(-1, (-1, self.size)).transpose(1, 2) for each in (self.q, self.k, self.v)]
@@ -61,10 +79,10 @@ def _turned(x: torch.Tensor) -> torch.Tensor:
 
 
 class _Network(nn.Module):
-    def __init__(self, *, gated: bool = False) -> None:
+    def __init__(self, width: int, *, gated: bool = False) -> None:
         super().__init__()
-        self.wide, self.narrow = nn.Linear(_WIDTH, 4 * _WIDTH), nn.Linear(4 * _WIDTH, _WIDTH)
-        self.gate = nn.Linear(_WIDTH, 4 * _WIDTH) if gated else None
+        self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.gate = nn.Linear(width, 4 * width) if gated else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         wide = F.gelu(self.wide(x)) if self.gate is None else F.silu(self.gate(x)) * self.wide(x)
@@ -91,9 +109,9 @@ class _Exchanged(torch.autograd.Function):
 class _Experts(nn.Module):
     """Each rank has one expert, which gets as many tokens from each rank."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.router, self.expert = nn.Linear(_WIDTH, dist.get_world_size()), _Network()
+        self.router, self.expert = nn.Linear(width, dist.get_world_size()), _Network(width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.flatten(0, 1)
@@ -106,18 +124,18 @@ class _Experts(nn.Module):
 
 
 class _Block(nn.Module):
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, width: int) -> None:
         super().__init__()
         self.is_late = kind == "bert"
         norm = nn.RMSNorm if kind == "llama" else nn.LayerNorm
-        self.norm, self.norm_2, self.dropout = norm(_WIDTH), norm(_WIDTH), nn.Dropout(0.1)
+        self.norm, self.norm_2, self.dropout = norm(width), norm(width), nn.Dropout(0.1)
         shared = 2 if kind == "llama" else _HEADS
         self.attention = (
-            _Attention(shared, causal=kind != "bert", turns=kind == "llama", bias=kind != "llama")
+            _Attention(width, shared, causal=kind != "bert", turns=kind == "llama", bias=kind != "llama")
             if kind != "mlp"
-            else nn.Linear(_WIDTH, _WIDTH)
+            else nn.Linear(width, width)
         )
-        self.network = _Experts() if kind == "moe" else _Network(gated=kind == "llama")
+        self.network = _Experts(width) if kind == "moe" else _Network(width, gated=kind == "llama")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for norm, part in ((self.norm, self.attention), (self.norm_2, self.network)):
@@ -126,11 +144,12 @@ class _Block(nn.Module):
 
 
 class _Net(nn.Module):
-    def __init__(self, kind: str, blocks: int) -> None:
+    def __init__(self, kind: str, sizes: Sizes) -> None:
         super().__init__()
-        self.words, self.head = nn.Embedding(_WORDS, _WIDTH), nn.Linear(_WIDTH, _WORDS, bias=False)
-        self.places = nn.Embedding(_LENGTH, _WIDTH) if kind in ("gpt", "bert", "moe") else None
-        self.blocks = nn.ModuleList(_Block(kind) for _ in range(blocks))
+        width = sizes.width
+        self.words, self.head = nn.Embedding(_WORDS, width), nn.Linear(width, _WORDS, bias=False)
+        self.places = nn.Embedding(sizes.length, width) if kind in ("gpt", "bert", "moe") else None
+        self.blocks = nn.ModuleList(_Block(kind, width) for _ in range(sizes.blocks))
         if kind in ("gpt", "bert", "mlp"):
             self.head.weight = self.words.weight
         if kind == "mlp":
@@ -183,9 +202,9 @@ def _has(block: nn.Module, name: str) -> bool:
     return dict(block.named_modules()).get(name) is not None
 
 
-def _made(model: str, kind: str, blocks: int) -> Trained:
+def _made(model: str, kind: str, sizes: Sizes) -> Trained:
     torch.manual_seed(7)
-    net = _parallel(_Net(model, blocks), kind)
+    net = _parallel(_Net(model, sizes), kind)
     optimizer = torch.optim.AdamW([p for p in net.parameters() if p.requires_grad], lr=0.01)
 
     def step(x: torch.Tensor) -> torch.Tensor:
@@ -234,21 +253,25 @@ class Outcome:
     eager_calls: int
 
 
-def outcome_of(rank: int, model: str, kind: str, steps: int, blocks: int = 3) -> Outcome:
-    """Train both ways."""
+def outcome_of(
+    rank: int, model: str, kind: str, steps: int, sizes: Sizes = SMALL, *, keep_grads: bool = True
+) -> Outcome:
+    """Train both ways. keep_grads: whether the program leaves gradients behind, as eager mode does."""
     warnings.simplefilter("ignore")
-    eager, other = _made(model, kind, blocks), _made(model, kind, blocks)
-    compiled = dovetail.compile_step(other.step)
+    eager, other = _made(model, kind, sizes), _made(model, kind, sizes)
+    compiled = dovetail.compile_step(other.step, keep_grads=keep_grads)
     # Ranks that hold parts of one model get the same rows.
     group = rank // 2 if "x" in kind else 0 if kind == "tp" else rank
     generator = torch.Generator().manual_seed(group)
-    batches = [torch.randint(_WORDS, (_ROWS, _LENGTH), generator=generator) for _ in range(steps)]
+    batches = [torch.randint(_WORDS, (sizes.rows, sizes.length), generator=generator) for _ in range(steps)]
     found: list[list[Any]] = []
     for step, trained in ((eager.step, eager), (compiled, other)):
         torch.manual_seed(group)
         found.append([])
         for batch in batches:
             result = step(batch)
+            if not keep_grads:
+                trained.optimizer.zero_grad()
             found[-1].append((result, state_of(trained), torch.get_rng_state()))
     difference = ""
     for number, pair in enumerate(zip(*found, strict=True)):
@@ -280,6 +303,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=300, help="that a case may take")
+    parser.add_argument("--drop-grads", action="store_true", help="programs leave no gradients (keep_grads=False)")
+    parser.add_argument("--wide", action="store_true", help="wider models, in which weights count")
     options = parser.parse_args(argv)
     failures = 0
     print("| case | ranks | peak, of eager mode's | bytes, of eager mode's | calls in eager mode | |")
@@ -293,8 +318,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _show(ranks: Ranks, model: str, kind: str, options: Any) -> bool:
+    run, sizes = partial(outcome_of, keep_grads=not options.drop_grads), WIDE if options.wide else SMALL
     try:
-        outcomes: list[Outcome] = ranks(outcome_of, model, kind, options.steps, seconds=options.seconds)
+        outcomes: list[Outcome] = ranks(run, model, kind, options.steps, sizes, seconds=options.seconds)
     except AssertionError as error:
         print(f"| {model}, {kind} | {ranks.count} | | | | {str(error).strip().splitlines()[-1]} |", flush=True)
         return True
