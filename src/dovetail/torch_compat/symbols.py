@@ -12,7 +12,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import cache, partial
+from functools import cache, partial, reduce
 from types import BuiltinFunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -161,16 +161,24 @@ def expression_tree(expr: object) -> object:
     if isinstance(expr, sympy.Rational):
         return ("truediv", int(expr.p), int(expr.q))
     if isinstance(expr, sympy.Basic):
-        name = type(expr).__name__
-        arguments = tuple(expression_tree(a) for a in expr.args)
-        if name == "ModularIndexing":
-            return ("mod", ("floordiv", arguments[0], arguments[1]), arguments[2])
-        if name == "Identity":
-            return arguments[0]
-        if name == "TruncToFloat":
-            return ("float", ("trunc", arguments[0]))
-        if name in _OPERATIONS:
-            return (_OPERATIONS[name], *arguments)
+        return _operation_tree(expr)
+    raise NotImplementedError(f"no size expression for {expr!r}")
+
+
+def _operation_tree(expr: sympy.Basic) -> object:
+    name = type(expr).__name__
+    if name == "Piecewise" and expr.args[-1].args[1] == sympy.true:  # a truth value as a number
+        pieces = [tuple(map(expression_tree, piece.args)) for piece in expr.args]
+        return reduce(lambda rest, piece: ("where", piece[1], piece[0], rest), reversed(pieces[:-1]), pieces[-1][0])
+    arguments = tuple(expression_tree(a) for a in expr.args)
+    if name == "ModularIndexing":
+        return ("mod", ("floordiv", arguments[0], arguments[1]), arguments[2])
+    if name == "Identity":
+        return arguments[0]
+    if name == "TruncToFloat":
+        return ("float", ("trunc", arguments[0]))
+    if name in _OPERATIONS:
+        return (_OPERATIONS[name], *arguments)
     raise NotImplementedError(f"no size expression for {expr!r}")
 
 

@@ -70,6 +70,7 @@ def check_symbolic_tree() -> str | None:
 def check_expression_tree() -> str | None:
     """Plain numbers and comparisons are read as trees, and an unknown function is refused."""
     x = sympy.Symbol("x")
+    chosen = sympy.Piecewise((1, sympy.Lt(x, 4)), (0, True))
     try:
         symbols.expression_tree(sympy.sin(x))
         refused = False
@@ -78,6 +79,7 @@ def check_expression_tree() -> str | None:
     return first_difference(
         ("numbers", [symbols.expression_tree(n) for n in (sympy.Integer(3), sympy.true)], [3, True]),
         ("a comparison", symbols.expression_tree(sympy.Lt(x, 4)), ("lt", ("symbol", "x"), 4)),
+        ("a choice", symbols.expression_tree(chosen), ("where", ("lt", ("symbol", "x"), 4), 1, 0)),
         ("the claim that sin is refused", refused, True),
     )
 
