@@ -314,3 +314,11 @@ def test_checking_leaves_the_generator_alone() -> None:
     before = torch.get_rng_state()
     verify_same_results("nothing", program, program, {})
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_program_that_refuses_random_numbers_is_passed_over() -> None:
+    b = Builder("x")
+    program = b.program(b.call("drawn", aten.bernoulli.default, b.inputs[0]))
+    verify_same_results("nothing", program, program, {})
+    compiled = dovetail.compile(lambda x: x.bernoulli(), verify=2)
+    assert compiled(torch.ones(3)).tolist() == [1, 1, 1]
