@@ -19,6 +19,7 @@ import dovetail
 from tests.alike import assert_alike
 
 LENGTHS = (8, 8, 5, 7, 3, 8)
+X = torch.randn(20, generator=torch.Generator().manual_seed(0))
 Function = Callable[[Tensor], Any]
 
 
@@ -102,6 +103,40 @@ def test_scores_are_scaled_by_their_number_also_backward() -> None:
         wanted = [attention(x), *torch.autograd.grad(attention(x).sum(), list(layer.parameters()))]
         assert all(map(torch.equal, found, wanted))
     assert compiled.stats.captures == 1
+
+
+ROUNDED = [
+    math.trunc,
+    round,
+    math.floor,
+    math.ceil,
+    lambda a: int(a * 2),
+    lambda a: round(a / 3),
+    lambda a: int(int(a) / 2),
+]
+
+
+@pytest.mark.parametrize("rounded", ROUNDED)
+def test_a_rounded_number_off_a_tensor_is_a_size(rounded: Callable[[float], int]) -> None:
+    def function(x: Tensor) -> Any:
+        n = rounded(x.sum().item())
+        return x[:n] * 2, torch.zeros(n) + x.sum(), x.new_ones(n, 2).sum(1)
+
+    compiled = dovetail.compile(function)
+    for total in (5.5, 2.5, 3.5, 1.2, 0.5, 0.1, 6.0):
+        x = torch.tensor([total - 1, 1.0, 0, 0, 0, 0, 0, 0])
+        assert_alike(compiled(x), function(x))
+    assert compiled.stats.captures <= 2  # the second one knows that data decide sizes
+    with pytest.raises(ValueError, match="NaN"):
+        compiled(torch.full((8,), math.nan))
+
+
+@pytest.mark.parametrize("rounded", ROUNDED)
+def test_a_rounded_number_of_a_call_is_a_size(rounded: Callable[[float], int]) -> None:
+    compiled = dovetail.compile(lambda x, a: (x[: rounded(a)] * 2, torch.zeros(rounded(a))))
+    for number in (8.4, 7.5, 6.5, 9.9, 10.1, 12.0, 11.49):
+        assert_alike(compiled(X, number), (X[: rounded(number)] * 2, torch.zeros(rounded(number))))
+    assert compiled.stats.captures <= 4  # of 7 calls: the last one is for many numbers
 
 
 @pytest.mark.parametrize("value", [0.3, -2.5, float("nan"), float("inf"), -0.0])

@@ -572,6 +572,21 @@ def _fused_momentum(p: torch.Tensor, q: torch.Tensor, g: torch.Tensor) -> list[l
     return [list(part) for part in made]
 
 
+def test_arguments_that_are_named_have_their_places() -> None:
+    graph = fx.Graph()
+    x, y = graph.placeholder("x"), graph.placeholder("y")
+    total = graph.call_function(aten.add.Tensor, (), {"alpha": 2, "other": y, "self": x})
+    rows = graph.call_function(aten.expand.default, (), {"size": [2, 3], "self": total})
+    summed = graph.call_function(aten.sum.dim_IntList, (rows,), {"keepdim": True, "dim": [0]})
+    part = graph.call_function(aten.slice.Tensor, (summed,), {"start": 0, "dim": 1, "end": 2})
+    first = graph.call_function(aten.slice.Tensor, (summed,), {"end": 1})
+    graph.output((part, first, graph.call_function(aten.relu.default, (), {"self": total})))
+    module = fx.GraphModule({}, graph)
+    lifted = _round_trip(module, (torch.randn(3), torch.randn(3)), samples=(torch.zeros(3), torch.zeros(3)))
+    assert [len(node.args) for node in lifted.program.nodes] == [2, 2, 3, 4, 4, 1]
+    assert [tuple(dict(node.kwargs)) for node in lifted.program.nodes if node.kwargs] == [("alpha",)]
+
+
 def test_results_that_are_lists() -> None:
     samples = torch.randn(3), torch.randn(2, 3)[1], torch.randn(3)
     lifted = _round_trip(make_fx(_fused_momentum)(*samples), samples, samples=samples)

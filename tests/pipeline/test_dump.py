@@ -166,3 +166,10 @@ def test_the_environment_names_the_folder(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("DOVETAIL_DUMP", str(tmp_path / "new" / "folder"))
     dovetail.compile(lambda x: x.sin(), (torch.ones(2),))
     assert len(list((tmp_path / "new" / "folder").glob("*/000-recorded.py"))) == 1
+
+
+@pytest.mark.parametrize("verify", [0, 1, 2])
+def test_the_first_call_is_one_with_data(tmp_path: Path, verify: int) -> None:
+    dovetail.compile(lambda x: x * 2 + 1, dump=str(tmp_path), dump_calls=True, verify=verify)(torch.ones(3))
+    assert len(list(tmp_path.rglob("forward.inputs.safetensors"))) == 1
+    assert len(list(tmp_path.rglob("forward.results.safetensors"))) == 1

@@ -72,11 +72,14 @@ def on_new_memory(tensor: torch.Tensor) -> NumberedTensor:
     return NumberedTensor(tensor, Storage(tensor.untyped_storage().nbytes()))
 
 
+_UNDECLARED_VIEWS = frozenset({"_unsafe_view", "unsafe_split", "unsafe_split_with_sizes"})
+
+
 @cache
 def is_view(op: Overload) -> bool:
-    """Whether results may lie where an operand lies. `_unsafe_view` does not declare that they do."""
+    """Whether results may lie where an operand lies, which some operators do not declare."""
     schema = schema_of(op)
-    return schema.name == "_unsafe_view" or any(a.alias and not a.is_write for a in schema.arguments)
+    return schema.name in _UNDECLARED_VIEWS or any(a.alias and not a.is_write for a in schema.arguments)
 
 
 @cache

@@ -16,6 +16,7 @@ from torch.fx.node import map_aggregate
 from torch.utils.checkpoint import checkpoint
 
 from dovetail.capture.origins import OriginTracker
+from dovetail.capture.places import truth_of
 from dovetail.ir.provenance import origin_of
 from dovetail.torch_compat.autograd import version_of
 from dovetail.torch_compat.traced_numbers import is_traced
@@ -64,6 +65,12 @@ class GraphInterpreter(fx.Interpreter):
             named: Any = map_aggregate(kwargs, self._as_python_has_it)
             args, kwargs = tuple(taken), dict(named)
         return super().call_function(target, args, kwargs)
+
+    def call_method(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call; a truth value of a tensor is in a symbol for a whole number, which programs have."""
+        if target == "item" and args[0].dtype is torch.bool and self._number_for is not None:
+            return truth_of(args[0])
+        return super().call_method(target, args, kwargs)
 
     def _of_numbers(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A function of numbers: torch's symbol for a float, beside which the number is traced."""

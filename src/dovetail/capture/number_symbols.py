@@ -28,6 +28,8 @@ from dovetail.torch_compat.symbols import (
     hint_of,
     hints_of_symbols,
     number_symbol,
+    product_of_symbols,
+    quotient_of_symbols,
     shape_env_of,
     unknown_symbols,
 )
@@ -44,8 +46,9 @@ OF_TORCH: dict[str, Callable[..., Any]] = {
 _ROUNDING: dict[str, Callable[..., Any]] = {
     **{name: getattr(math, name) for name in ("floor", "ceil", "trunc")},
     "int": torch.sym_int,
+    "round": round,
 }
-_BEFORE_ROUNDING: dict[str, Callable[..., Any]] = {"truediv": operator.truediv, "mul": operator.mul}
+_BEFORE_ROUNDING: dict[str, Callable[..., Any]] = {"truediv": quotient_of_symbols, "mul": product_of_symbols}
 _CHOOSING = frozenset(("max", "min"))
 
 _SOME: dict[type, tuple[Plain, ...]] = {float: (0.625, 5.25, 11.5), int: (3, 8, 17)}  # where data decide
@@ -128,7 +131,7 @@ class NumberSymbols:
         self.expected: list[Scalar] = []
         self._mode, self._may_be_sizes, self._are_guarded = mode, may_be_sizes, are_guarded
         self.symbols: dict[str, Any] = {}
-        self._sizes: dict[str, torch.SymInt] = {}
+        self._sizes: dict[str, torch.SymInt | torch.SymFloat] = {}
         self._noted = 0
 
     def declare(self, name: str, now: Plain) -> Any:
@@ -235,11 +238,12 @@ class NumberSymbols:
         if not (self._may_be_sizes or names.isdisjoint(self.inputs)):
             return None
         for name in names - self.symbols.keys():
-            made = number_symbol(env, name, int(self.now[name]))
+            made = number_symbol(env, name, self.now[name])
             if made is None:
                 return None
             self._sizes[name] = self.symbols[name] = made
-        return _computed_by_torch(handle, self.symbols)
+        size = _computed_by_torch(handle, self.symbols)
+        return None if is_traced(size) else size  # else it would be some number or other
 
     def note_sizes(self) -> None:
         """Let what torch has assumed of these symbols be facts."""
@@ -312,7 +316,8 @@ def _is_of_torch(handle: Any, now: Mapping[str, Plain], is_rounded: bool = False
         return is_rounded or type(now[str(handle.args[0])]) is int
     if handle.op in _ROUNDING and isinstance(handle.args[0], SizeExpr):
         inner = handle.args[0]
-        return inner.op in _BEFORE_ROUNDING and all(_is_of_torch(part, now, True) for part in inner.args)
+        is_number = inner.op == "symbol"
+        return is_number or (inner.op in _BEFORE_ROUNDING and all(_is_of_torch(part, now, True) for part in inner.args))
     return (handle.op in OF_TORCH or handle.op in _CHOOSING) and all(_is_of_torch(part, now) for part in handle.args)
 
 

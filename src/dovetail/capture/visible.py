@@ -14,7 +14,7 @@ from dovetail.torch_compat.autograd import version_of
 from dovetail.torch_compat.dispatch import storage_key
 from dovetail.torch_compat.subclasses import is_wrapper
 
-_DATA_DEPENDENT = re.compile(r"\bu\d+\b")
+_DATA_DEPENDENT = re.compile(r"\b(?:u|zuf)\d+\b")
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,14 @@ from dovetail.capture.exclusive import RECORDING
 from dovetail.capture.module_state import KeptWhereRead
 from dovetail.capture.recording import Recording
 from dovetail.capture.recording_context import wants_known_sizes
-from dovetail.errors import BadOptionValue, CaptureFailed, DataDependentControlFlow, DovetailError, PythonSideEffect
+from dovetail.errors import (
+    BadOptionValue,
+    CaptureFailed,
+    DataDependentControlFlow,
+    DovetailError,
+    PassChangedMeaning,
+    PythonSideEffect,
+)
 from dovetail.execute.changed_words import changed_word_with
 from dovetail.execute.graph import CompiledGraph
 from dovetail.frontends.argument_objects import ObjectSeen, TensorsSeen
@@ -323,7 +330,7 @@ class FunctionCaptures:
         except DataDependentControlFlow as error:
             try:
                 return self._capture_and_select(call, lifted, unknown_sizes=True, dynamic=dynamic)
-            except BadOptionValue:  # an option that does not go with such sizes
+            except (BadOptionValue, PassChangedMeaning):  # an option that does not go with such sizes; a fault of ours
                 raise
             except DovetailError as other:
                 if isinstance(other.__cause__, TensorsSeen):

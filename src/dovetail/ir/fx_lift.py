@@ -24,7 +24,14 @@ from dovetail.errors import InvalidGraphModule, NotAGraphModule
 from dovetail.ir.convert import scalar_of
 from dovetail.ir.fx_attributes import attribute_of
 from dovetail.ir.fx_samples import Faker, InputFakes, fakes_running, input_fakes
-from dovetail.ir.fx_targets import check_target, gives_fresh_results, is_primitive, may_depend_on_data, moves_tensors
+from dovetail.ir.fx_targets import (
+    check_target,
+    gives_fresh_results,
+    in_places,
+    is_primitive,
+    may_depend_on_data,
+    moves_tensors,
+)
 from dovetail.ir.fx_values import NUMBERS, ValueMaker
 from dovetail.ir.known_results import KnownResults
 from dovetail.ir.prim import flat_results, flattened, places_in
@@ -242,6 +249,7 @@ class _Lifter:
         kwargs = tuple((key, self._operand(node, a)) for key, a in node.kwargs.items())
         target: Any = node.target
         check_target(node, (*args, *(operand for _, operand in kwargs)))
+        args, kwargs = in_places(target, args, kwargs)
         writes = isinstance(target, Overload) and schema_of(target).is_mutable
         held = list(values_in((args, [operand for _, operand in kwargs]))) if writes else []
         moves = moves_tensors(target)

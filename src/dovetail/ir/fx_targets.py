@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx
@@ -34,6 +34,26 @@ def check_target(node: fx.Node, operands: tuple[Operand, ...]) -> None:
         name = ".".join(filter(None, (getattr(target, "__module__", None), getattr(target, "__name__", str(target)))))
         reason = f"it calls {name}, a Python function, which has no schema"
     raise InvalidGraphModule(node=node.name, reason=reason)
+
+
+Keywords: TypeAlias = "tuple[tuple[str, Operand], ...]"
+
+
+def in_places(target: Target, args: tuple[Operand, ...], kwargs: Keywords) -> tuple[tuple[Operand, ...], Keywords]:
+    """The arguments as torch hands them to a kernel: those that have a place are there, whether they were named or not.
+
+    Everything that reads a program finds operands by their places. What the schema does not take stays as it is given.
+    """
+    named = dict(kwargs)
+    if not named or not isinstance(target, Overload):
+        return args, kwargs
+    rest = [argument for argument in schema_of(target).arguments if not argument.kwarg_only][len(args) :]
+    while rest and rest[-1].name not in named:
+        rest.pop()
+    if not all(argument.name in named or argument.has_default for argument in rest):
+        return args, kwargs
+    more = tuple(named.pop(argument.name, argument.default) for argument in rest)
+    return (*args, *more), tuple(named.items())
 
 
 def is_primitive(target: Target) -> bool:

@@ -27,6 +27,7 @@ from dovetail.ir.program import Program
 from dovetail.ir.sizes import Number
 from dovetail.ir.text import emit, plain_call
 from dovetail.pipeline.compile_trace import CompileTrace, Step
+from dovetail.torch_compat.fakes import is_fake
 
 if TYPE_CHECKING:
     from dovetail.artifact import call
@@ -77,7 +78,9 @@ class WatchedCall:
         return results
 
     def before(self, inputs: Sequence[Any]) -> bool:
-        """Write the arguments down if this is the first call; whether they were."""
+        """Write the arguments down if this is the first call; whether they were. Verification calls with fakes."""
+        if any(isinstance(item, torch.Tensor) and is_fake(item) for item in inputs):
+            return False
         is_first, self._is_done = not self._is_done, True
         return is_first and self._save("inputs", [*inputs, torch.get_rng_state()])
 

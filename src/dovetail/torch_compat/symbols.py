@@ -12,7 +12,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import cache, partial
+from functools import cache, partial, reduce
 from types import BuiltinFunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -161,16 +161,24 @@ def expression_tree(expr: object) -> object:
     if isinstance(expr, sympy.Rational):
         return ("truediv", int(expr.p), int(expr.q))
     if isinstance(expr, sympy.Basic):
-        name = type(expr).__name__
-        arguments = tuple(expression_tree(a) for a in expr.args)
-        if name == "ModularIndexing":
-            return ("mod", ("floordiv", arguments[0], arguments[1]), arguments[2])
-        if name == "Identity":
-            return arguments[0]
-        if name == "TruncToFloat":
-            return ("float", ("trunc", arguments[0]))
-        if name in _OPERATIONS:
-            return (_OPERATIONS[name], *arguments)
+        return _operation_tree(expr)
+    raise NotImplementedError(f"no size expression for {expr!r}")
+
+
+def _operation_tree(expr: sympy.Basic) -> object:
+    name = type(expr).__name__
+    if name == "Piecewise" and expr.args[-1].args[1] == sympy.true:  # a truth value as a number
+        pieces = [tuple(map(expression_tree, piece.args)) for piece in expr.args]
+        return reduce(lambda rest, piece: ("where", piece[1], piece[0], rest), reversed(pieces[:-1]), pieces[-1][0])
+    arguments = tuple(expression_tree(a) for a in expr.args)
+    if name == "ModularIndexing":
+        return ("mod", ("floordiv", arguments[0], arguments[1]), arguments[2])
+    if name == "Identity":
+        return arguments[0]
+    if name == "TruncToFloat":
+        return ("float", ("trunc", arguments[0]))
+    if name in _OPERATIONS:
+        return (_OPERATIONS[name], *arguments)
     raise NotImplementedError(f"no size expression for {expr!r}")
 
 
@@ -229,23 +237,57 @@ def _environments() -> type[ShapeEnv]:
 _OF_NUMBER = ":"  # what the names of symbols for numbers begin with, after torch's letter for a size
 
 
-def number_symbol(shape_env: ShapeEnv, name: str, now: int) -> torch.SymInt | None:
-    """A symbol for a whole number of which nothing is known but what it is now; `symbol_name` gives this name.
+def number_symbol(shape_env: ShapeEnv, name: str, now: float) -> torch.SymInt | torch.SymFloat | None:
+    """A symbol for a number of which nothing is known but what it is now, and its class; `symbol_name` gives this name.
 
     None where this torch gives it another name.
     """
     source = torch._dynamo.source.ConstantSource(_OF_NUMBER + name)
     dynamic = symbolic_shapes.DimDynamic.DYNAMIC
     made = shape_env.create_symbol(now, source, dynamic, None, positive=None, do_not_specialize_zero_one=True)
-    number: Any = shape_env.create_symintnode(made, hint=now, source=source)
+    node_of = shape_env.create_symintnode if type(now) is int else shape_env.create_symfloatnode
+    number: Any = node_of(made, hint=now, source=source)
     return number if symbol_name(number) == name else None
 
 
-def hints_of_symbols(number: torch.SymInt | torch.SymFloat) -> dict[str, int]:
+def product_of_symbols(first: Any, second: Any) -> Any:
+    """A product of two numbers as torch computes with symbols, whatever their operators do now."""
+    a, b, _ = _nodes_of(first, second)
+    return first * second if a is None else _number_of(a.mul(b))
+
+
+def quotient_of_symbols(first: Any, second: Any) -> Any:
+    """A quotient of two numbers, a float, in the same way."""
+    a, b, are_whole = _nodes_of(first, second)
+    return first / second if a is None else _number_of(a.int_truediv(b) if are_whole else a.float_truediv(b))
+
+
+def _nodes_of(*numbers: Any) -> tuple[Any, Any, bool]:
+    """What torch computes with, of one class, and whether they are whole; None where both numbers are plain."""
+    near = next((number.node for number in numbers if isinstance(number, SYMBOLIC_TYPES)), None)
+    if near is None:
+        return None, None, False
+    wrap: dict[type, Callable[[Any], Any]] = {bool: near.wrap_int, int: near.wrap_int, float: near.wrap_float}
+    nodes = [wrap[type(x)](x) if type(x) in wrap else x.node for x in numbers]
+    are_whole = all(node.is_int() for node in nodes)
+    first, second = (node if are_whole or node.is_float() else node.sym_float() for node in nodes)
+    return first, second, are_whole
+
+
+def _number_of(node: Any) -> torch.SymInt | torch.SymFloat:
+    return torch.SymInt(node) if node.is_int() else torch.SymFloat(node)
+
+
+def hints_of_symbols(number: torch.SymInt | torch.SymFloat) -> dict[str, int | float]:
     """What each symbol in a symbolic number is now, by name, where that is known."""
     env, unknown = number.node.shape_env, symbolic_shapes.free_unbacked_symbols(number)
     symbols = number.node.expr.free_symbols - unknown
-    return {_name_of(one): int(env.create_symintnode(one, hint=None).node.hint) for one in symbols}
+    return {_name_of(one): _hint_of_symbol(env, one) for one in symbols}
+
+
+def _hint_of_symbol(env: ShapeEnv, one: sympy.Symbol) -> int | float:
+    number: Any = (env.create_symintnode if one.is_integer else env.create_symfloatnode)(one, hint=None)
+    return int(number.node.hint) if one.is_integer else float(number.node.hint)
 
 
 def unknown_symbols(number: torch.SymInt | torch.SymFloat) -> dict[str, type]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -67,6 +70,7 @@ def check_symbolic_tree() -> str | None:
 def check_expression_tree() -> str | None:
     """Plain numbers and comparisons are read as trees, and an unknown function is refused."""
     x = sympy.Symbol("x")
+    chosen = sympy.Piecewise((1, sympy.Lt(x, 4)), (0, True))
     try:
         symbols.expression_tree(sympy.sin(x))
         refused = False
@@ -75,6 +79,7 @@ def check_expression_tree() -> str | None:
     return first_difference(
         ("numbers", [symbols.expression_tree(n) for n in (sympy.Integer(3), sympy.true)], [3, True]),
         ("a comparison", symbols.expression_tree(sympy.Lt(x, 4)), ("lt", ("symbol", "x"), 4)),
+        ("a choice", symbols.expression_tree(chosen), ("where", ("lt", ("symbol", "x"), 4), 1, 0)),
         ("the claim that sin is refused", refused, True),
     )
 
@@ -218,7 +223,7 @@ def check_number_symbol() -> str | None:
     """A symbol has the name that it was given, any sign, and is known by what it is now."""
     env = symbols.new_shape_env()
     place = symbols.number_symbol(env, "place", 3)
-    assert place is not None, "this torch gives it the name"
+    assert isinstance(place, torch.SymInt), "this torch gives it the name"
     is_above = bool(place + 2 < 9)
     expected = [("lt", ("add", 2, ("symbol", "place")), 9), ("lt", ("symbol", "place"), 7)]
     return first_difference(
@@ -226,7 +231,41 @@ def check_number_symbol() -> str | None:
         ("its hint", symbols.hint_of(place), 3),
         ("the answer", is_above, True),
         ("the claim that the answer is one of the facts", symbols.guard_trees(env)[0] in expected, True),
+        *_of_a_float(env),
     )
+
+
+def _of_a_float(env: ShapeEnv) -> list[tuple[str, object, object]]:
+    rate = symbols.number_symbol(env, "rate", 2.5)
+    assert rate is not None, "this torch gives it the name"
+    whole: Any = math.ceil(rate)
+    named = (type(rate), symbols.symbol_name(rate), symbols.hint_of(rate), symbols.hint_of(whole))
+    return [
+        ("a float", named, (torch.SymFloat, "rate", 2.5, 3)),
+        ("what it is now", symbols.hints_of_symbols(rate), {"rate": 2.5}),
+    ]
+
+
+def check_product_of_symbols() -> str | None:
+    """It is torch's own, of the class that Python's has, and nobody asks what a symbol is."""
+    env, rows, _ = _symbolic_sizes()
+    count, share = env.create_unbacked_symint(), env.create_unbacked_symfloat()
+    pairs = ((count, 2), (3, count), (count, 0.5), (share, rows), (2, 3))
+    made = [symbols.product_of_symbols(*pair) for pair in pairs]
+    kinds = [torch.SymInt, torch.SymInt, torch.SymFloat, torch.SymFloat, int]
+    return first_difference(
+        ("classes", [type(x) for x in made], kinds),
+        ("a product", symbols.symbolic_tree(made[0]), ("mul", 2, ("symbol", symbols.symbol_name(count)))),
+    )
+
+
+def check_quotient_of_symbols() -> str | None:
+    """The same of quotients."""
+    env, rows, _ = _symbolic_sizes()
+    count, share = env.create_unbacked_symint(), env.create_unbacked_symfloat()
+    pairs = ((count, 2), (rows, count), (share, 3), (1.5, count), (3, 2))
+    made = [symbols.quotient_of_symbols(*pair) for pair in pairs]
+    return first_difference(("classes", [type(x) for x in made], [*[torch.SymFloat] * 4, float]))
 
 
 def check_hints_of_symbols() -> str | None:
@@ -251,6 +290,8 @@ def check_unknown_symbols() -> str | None:
 
 CHECKS = (
     check_number_symbol,
+    check_product_of_symbols,
+    check_quotient_of_symbols,
     check_hints_of_symbols,
     check_unknown_symbols,
     check_number_functions,
