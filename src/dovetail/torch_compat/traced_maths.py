@@ -307,3 +307,9 @@ def _traced_function_of_sequences(function: Callable[..., Any]) -> Callable[...,
 
     setattr(call, _ORIGINAL, function)
     return call
+
+
+STANDING_IN = frozenset(
+    stub.__code__ for stub in (_plain_function, _traced_function(None, max), _traced_function_of_sequences(max))
+)
+"""The code of what stands in for functions of numbers: it calls them as the user's code does."""

@@ -118,6 +118,39 @@ def test_functions_are_called_with_the_numbers_of_each_run(step: Callable[[Train
     assert compiled.stats.eager_calls <= 1
 
 
+_OF_CONTAINERS: dict[str, Callable[[Any], Any]] = {
+    "max": lambda held: max(held, default=0.0),
+    "min": lambda held: min(held, default=0.0),
+    "max by a key": lambda held: max(held, key=lambda number: -number),
+    "max of two": lambda held: max([0.5], list(held))[0],
+    "fsum": lambda held: math.fsum(held) + 1,
+    "prod": lambda held: math.prod(held, start=2.0),
+    "dist": lambda held: math.dist(held, (0.0, 1.0, 2.0)),
+}
+
+
+@pytest.mark.parametrize("computed", [False, True], ids=["plain", "computed"])
+@pytest.mark.parametrize("kind", [list, deque])
+@pytest.mark.parametrize("read", _OF_CONTAINERS.values(), ids=_OF_CONTAINERS)
+def test_functions_read_what_the_step_has_put_into_a_container(read: Any, kind: Any, computed: bool) -> None:
+    def made() -> tuple[Any, Any]:
+        held = kind([1.5, 0.25])
+
+        def step(x: torch.Tensor) -> Any:
+            held.append(x.sum().item() if computed else len(x) / 8)
+            return read(held)
+
+        return step, held
+
+    (step, theirs), (other, mine) = made(), made()
+    compiled = dovetail.compile_step(other)
+    for number in (1.0, 0.1):
+        x = torch.full((1,), number)
+        assert _same(compiled(x), step(x))
+        assert _same(mine, theirs)
+        mine.pop(), theirs.pop()
+
+
 def test_truth_values_of_tensors_are_numbers() -> None:
     def step(trainer: Trainer, x: torch.Tensor) -> Any:
         trainer.losses(x)
