@@ -6,6 +6,7 @@ import math
 import statistics
 from collections import defaultdict, deque
 from collections.abc import Callable
+from math import exp, fsum
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ class Trainer:
         self.window: deque[Any] = deque([1.0, 2.0, 3.0], maxlen=3)
         self.metrics: Any = defaultdict(float)
         self.seen: list[Any] = []
+        self.average = np.mean
 
     def losses(self, x: torch.Tensor) -> tuple[float, float]:
         self.optimizer.zero_grad()
@@ -91,7 +93,13 @@ def _of_schedules(trainer: Trainer, x: torch.Tensor) -> Any:
     return trainer.losses(x)[0], rate
 
 
-STEPS = [_window, _of_one, _of_many, _statistics, _kept, _asked, _in_tensors, _of_schedules]
+def _by_name(trainer: Trainer, x: torch.Tensor) -> Any:
+    loss, most = trainer.losses(x)
+    trainer.seen.append(trainer.average([loss, most]) if trainer.average is np.mean else 0.0)
+    return exp(loss), [exp(number) for number in (loss, 0.5)], fsum([loss, most]), exp is math.exp, exp.__name__
+
+
+STEPS = [_by_name, _window, _of_one, _of_many, _statistics, _kept, _asked, _in_tensors, _of_schedules]
 
 
 def _same(mine: Any, theirs: Any) -> bool:
@@ -149,6 +157,18 @@ def test_functions_read_what_the_step_has_put_into_a_container(read: Any, kind: 
         assert _same(compiled(x), step(x))
         assert _same(mine, theirs)
         mine.pop(), theirs.pop()
+
+
+def test_another_function_under_the_same_name_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def step(x: torch.Tensor) -> float:
+        return exp(x.sum().item())
+
+    compiled, here = dovetail.compile_step(step), step.__globals__
+    for function in (math.exp, math.exp, math.sin, math.exp):
+        monkeypatch.setitem(here, "exp", function)
+        assert compiled(torch.ones(1)) == function(1.0)
+        assert here["exp"] is function
+    assert compiled.stats.captures == 2
 
 
 def test_truth_values_of_tensors_are_numbers() -> None:

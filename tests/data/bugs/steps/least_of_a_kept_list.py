@@ -16,4 +16,4 @@ def make():
         weights.append(len(x) / 2)
         return min(losses), math.prod(weights)
 
-    return step, (torch.ones(number + 2) for number in range(3)), lambda: [total.clone(), list(losses), list(weights)]
+    return step, ((torch.ones(number + 2),) for number in range(3)), lambda: [total.clone(), list(losses), list(weights)]
