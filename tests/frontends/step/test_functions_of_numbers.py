@@ -31,6 +31,8 @@ class Trainer:
         self.metrics: Any = defaultdict(float)
         self.seen: list[Any] = []
         self.average = np.mean
+        self.mean: Any = None
+        self.smooth = np.float64(0.5)
 
     def losses(self, x: torch.Tensor) -> tuple[float, float]:
         self.optimizer.zero_grad()
@@ -93,13 +95,20 @@ def _of_schedules(trainer: Trainer, x: torch.Tensor) -> Any:
     return trainer.losses(x)[0], rate
 
 
+def _averaged(trainer: Trainer, x: torch.Tensor) -> Any:
+    loss, most = trainer.losses(x)
+    trainer.mean = np.mean([loss, most])
+    trainer.smooth = 0.9 * trainer.smooth + 0.1 * most
+    return trainer.mean - trainer.smooth, math.fsum([trainer.smooth, trainer.mean])
+
+
 def _by_name(trainer: Trainer, x: torch.Tensor) -> Any:
     loss, most = trainer.losses(x)
     trainer.seen.append(trainer.average([loss, most]) if trainer.average is np.mean else 0.0)
     return exp(loss), [exp(number) for number in (loss, 0.5)], fsum([loss, most]), exp is math.exp, exp.__name__
 
 
-STEPS = [_by_name, _window, _of_one, _of_many, _statistics, _kept, _asked, _in_tensors, _of_schedules]
+STEPS = [_averaged, _by_name, _window, _of_one, _of_many, _statistics, _kept, _asked, _in_tensors, _of_schedules]
 
 
 def _same(mine: Any, theirs: Any) -> bool:
@@ -119,7 +128,7 @@ def test_functions_are_called_with_the_numbers_of_each_run(step: Callable[[Train
     for number in range(CALLS):
         x = torch.randn(4, 3, generator=generator)
         assert _same(compiled(mine, x), step(theirs, x)), number
-        for name in ("window", "metrics", "seen"):
+        for name in ("window", "metrics", "seen", "mean", "smooth"):
             assert _same(getattr(mine, name), getattr(theirs, name)), (number, name)
     assert all(map(torch.equal, mine.model.parameters(), theirs.model.parameters()))
     assert compiled.stats.captures <= 3, compiled.stats
