@@ -303,8 +303,7 @@ class LeftBehind:
                 "and pass the drawn numbers",
                 origin=line,
             )
-        binds = isinstance(change.new, torch.Tensor) or isinstance(change.old, torch.Tensor)
-        return refused_change(change.label, binds=binds, line=line)
+        return refused_change(change.label, binds=isinstance(change.new, torch.Tensor), line=line)
 
     def _writable(self, slot: Slot) -> NumberSlot:
         """The slot of a number that the step changes. Raises: StateChangedOtherwise where nothing can be put."""
