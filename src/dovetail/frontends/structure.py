@@ -9,7 +9,7 @@ may see that it is one.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import repeat
 from typing import Any, TypeAlias
@@ -19,6 +19,7 @@ import torch
 from dovetail.reach.made_objects import fill, held_by, new_object
 from dovetail.reach.values import ATTRIBUTES_ALONE, built_in_base, is_made_of_attributes
 from dovetail.torch_compat import pytree
+from dovetail.torch_compat.traced_numbers import as_plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +192,21 @@ def keys_in(structure: Structure) -> list[Any]:
     spec = structure.spec if isinstance(structure, WithObjects) else structure
     keys = list(spec.context) if isinstance(spec.context, list) else []
     return [*keys, *(key for child in spec.children() for key in keys_in(child))]
+
+
+def flatten_made(tree: object, is_whole: Callable[[Any], bool] | None = None) -> tuple[list[Any], Structure]:
+    """`flatten` for what a step has made: numbers among the keys are plain, as a dictionary has looked at its keys."""
+    leaves, structure = flatten(tree, is_whole)
+    return leaves, _with_plain_keys(structure)
+
+
+def _with_plain_keys(structure: Structure) -> Structure:
+    if not isinstance(structure, WithObjects):
+        return pytree.with_keys(structure, as_plain)
+    objects = tuple(
+        replace(parts, structures=tuple(map(_with_plain_keys, parts.structures))) for parts in structure.objects
+    )
+    return WithObjects(pytree.with_keys(structure.spec, as_plain), objects)
 
 
 def changes(tree: object, leaves: list[Any], structure: Structure) -> bool:

@@ -29,6 +29,7 @@ from dovetail.reach.codes import asks_class, names_of
 from dovetail.torch_compat.data_sizes import without_hint
 from dovetail.torch_compat.fakes import is_fake
 from dovetail.torch_compat.hidden_fakes import naming_classes
+from dovetail.torch_compat.traced_maths import STANDING_IN
 from dovetail.torch_compat.traced_numbers import is_traced, plain_float
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -56,7 +57,8 @@ class StandIn:
         return getattr(builtins, self._name)(*args, **kwargs)
 
 
-ON_BEHALF: CodeType = StandIn.__call__.__code__  # which asks for the user's code
+ON_BEHALF: frozenset[CodeType] = STANDING_IN | {StandIn.__call__.__code__}
+"""Code of dovetail's that asks for the user's code."""
 
 
 def _followed(item: Any) -> Any:

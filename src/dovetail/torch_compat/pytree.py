@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -58,3 +59,15 @@ def _parts(leaves: list[object], spec: TreeSpec) -> Iterator[object]:
     for child in spec.children():
         start, end = end, end + child.num_leaves
         yield leaves[start] if child.is_leaf() else unflatten(leaves[start:end], child)
+
+
+def with_keys(spec: TreeSpec, change: Callable[[Any], Any]) -> TreeSpec:
+    """A structure like another one, with other keys of dictionaries. change: gives the new key for one."""
+    if spec.is_leaf():
+        return spec
+    context: Any = spec.context
+    if spec.type in (dict, OrderedDict):
+        context = list(map(change, context))
+    elif spec.type is defaultdict:
+        context = [context[0], list(map(change, context[1]))]
+    return TreeSpec(spec.type, context, [with_keys(child, change) for child in spec.children()])

@@ -53,6 +53,7 @@ def traced_maths(number_for: Callable[[Any], Any] | None = None) -> Iterator[Non
     of floats in order, and takes a number less itself for 0, which may be NaN.
     """
     changed: list[tuple[Any, str, Any]] = []
+    meant = dict(_MEANT)
 
     def change(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         before = getattr(owner, name, None)
@@ -76,11 +77,10 @@ def traced_maths(number_for: Callable[[Any], Any] | None = None) -> Iterator[Non
             change(symbolic, "__array_ufunc__", lambda _: _plain_function)
             change(symbolic, "__array__", lambda _: _plain_array)
         change(torch.SymFloat, "item", lambda _: property(_item_of_numpy))
-        for name in _MATHS:
-            change(math, name, functools.partial(_traced_function, number_for))
-        for module, names in SEQUENCE_FUNCTIONS:
-            for name in names:
-                change(module, name, _traced_function_of_sequences)
+        for owner, name in _IN_MODULES:
+            is_of_one = owner is math and name in _MATHS
+            follow = functools.partial(_traced_function, number_for) if is_of_one else _traced_function_of_sequences
+            change(owner, name, functools.partial(_followed, follow))
         for name in ("max", "min"):
             change(builtins, name, functools.partial(_traced_function, None))
         change(builtins, "isinstance", _instance_question)
@@ -93,6 +93,11 @@ def traced_maths(number_for: Callable[[Any], Any] | None = None) -> Iterator[Non
                 delattr(owner, name)
             else:
                 setattr(owner, name, before)
+        for key in list(_MEANT):
+            if key in meant:
+                _MEANT[key] = meant[key]
+            else:
+                del _MEANT[key]
 
 
 def untraced(function: Any) -> Any:
@@ -100,8 +105,34 @@ def untraced(function: Any) -> Any:
     return vars(function).get(_ORIGINAL, function) if type(function) is FunctionType else function
 
 
+def _followed(follow: Callable[[Any], Any], before: Any) -> Any:
+    """What is put in the place of a function of a module."""
+    key = id(untraced(before))
+    if key not in STAND_INS:  # a function of the user's
+        return follow(before)
+    _MEANT[key] = follow(_MEANT.get(key, untraced(before)))
+    return STAND_INS[key]
+
+
+def _standing_for(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return _MEANT.get(id(function), function)(*args, **kwargs)
+
+    setattr(call, _ORIGINAL, function)
+    return call
+
+
 _INHERITED = object()
 _ORIGINAL = "_stands_in_for"
+_IN_MODULES = tuple((owner, name) for owner, names in ((math, _MATHS), *SEQUENCE_FUNCTIONS) for name in names)
+_MEANT: dict[int, Callable[..., Any]] = {}
+STAND_INS = {id(function): _standing_for(function) for function in (getattr(*place) for place in _IN_MODULES)}
+"""What lies in the place of a function of a module while `traced_maths` is active, by identity of the function.
+
+There is one for good, so that it is the same wherever it lies. It calls what is meant by then: at other times, the
+function.
+"""
 _NUMBERS = (int, float, complex, Decimal, Fraction)
 _COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
 _BINARY: dict[str, Callable[[Any, Any], Any]] = {
@@ -307,3 +338,9 @@ def _traced_function_of_sequences(function: Callable[..., Any]) -> Callable[...,
 
     setattr(call, _ORIGINAL, function)
     return call
+
+
+STANDING_IN = frozenset(
+    stub.__code__ for stub in (_plain_function, _traced_function(None, max), _traced_function_of_sequences(max))
+)
+"""The code of what stands in for functions of numbers: it calls them as the user's code does."""

@@ -192,7 +192,11 @@ class NumberNode(_SymNode):  # type: ignore[misc]
     def guard_number(self, *_: Any) -> Any:
         return self.trace.fix(self.handle, self.now)
 
-    guard_int = guard_float = int_ = guard_number
+    def guard_float(self, *_: Any) -> Any:
+        number = self.guard_number()
+        return float(number) if isinstance(number, float) else number  # Python insists on a number of its own class
+
+    guard_int = int_ = guard_number
 
 
 _OPERATIONS: dict[str, Callable[..., Any]] = {

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections import defaultdict, deque
 from collections.abc import Callable
+from math import exp, fsum
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,9 @@ class Trainer:
         self.window: deque[Any] = deque([1.0, 2.0, 3.0], maxlen=3)
         self.metrics: Any = defaultdict(float)
         self.seen: list[Any] = []
+        self.average = np.mean
+        self.mean: Any = None
+        self.smooth = np.float64(0.5)
 
     def losses(self, x: torch.Tensor) -> tuple[float, float]:
         self.optimizer.zero_grad()
@@ -91,7 +95,20 @@ def _of_schedules(trainer: Trainer, x: torch.Tensor) -> Any:
     return trainer.losses(x)[0], rate
 
 
-STEPS = [_window, _of_one, _of_many, _statistics, _kept, _asked, _in_tensors, _of_schedules]
+def _averaged(trainer: Trainer, x: torch.Tensor) -> Any:
+    loss, most = trainer.losses(x)
+    trainer.mean = np.mean([loss, most])
+    trainer.smooth = 0.9 * trainer.smooth + 0.1 * most
+    return trainer.mean - trainer.smooth, math.fsum([trainer.smooth, trainer.mean])
+
+
+def _by_name(trainer: Trainer, x: torch.Tensor) -> Any:
+    loss, most = trainer.losses(x)
+    trainer.seen.append(trainer.average([loss, most]) if trainer.average is np.mean else 0.0)
+    return exp(loss), [exp(number) for number in (loss, 0.5)], fsum([loss, most]), exp is math.exp, exp.__name__
+
+
+STEPS = [_averaged, _by_name, _window, _of_one, _of_many, _statistics, _kept, _asked, _in_tensors, _of_schedules]
 
 
 def _same(mine: Any, theirs: Any) -> bool:
@@ -111,11 +128,56 @@ def test_functions_are_called_with_the_numbers_of_each_run(step: Callable[[Train
     for number in range(CALLS):
         x = torch.randn(4, 3, generator=generator)
         assert _same(compiled(mine, x), step(theirs, x)), number
-        for name in ("window", "metrics", "seen"):
+        for name in ("window", "metrics", "seen", "mean", "smooth"):
             assert _same(getattr(mine, name), getattr(theirs, name)), (number, name)
     assert all(map(torch.equal, mine.model.parameters(), theirs.model.parameters()))
     assert compiled.stats.captures <= 3, compiled.stats
     assert compiled.stats.eager_calls <= 1
+
+
+_OF_CONTAINERS: dict[str, Callable[[Any], Any]] = {
+    "max": lambda held: max(held, default=0.0),
+    "min": lambda held: min(held, default=0.0),
+    "max by a key": lambda held: max(held, key=lambda number: -number),
+    "max of two": lambda held: max([0.5], list(held))[0],
+    "fsum": lambda held: math.fsum(held) + 1,
+    "prod": lambda held: math.prod(held, start=2.0),
+    "dist": lambda held: math.dist(held, (0.0, 1.0, 2.0)),
+}
+
+
+@pytest.mark.parametrize("computed", [False, True], ids=["plain", "computed"])
+@pytest.mark.parametrize("kind", [list, deque])
+@pytest.mark.parametrize("read", _OF_CONTAINERS.values(), ids=_OF_CONTAINERS)
+def test_functions_read_what_the_step_has_put_into_a_container(read: Any, kind: Any, computed: bool) -> None:
+    def made() -> tuple[Any, Any]:
+        held = kind([1.5, 0.25])
+
+        def step(x: torch.Tensor) -> Any:
+            held.append(x.sum().item() if computed else len(x) / 8)
+            return read(held)
+
+        return step, held
+
+    (step, theirs), (other, mine) = made(), made()
+    compiled = dovetail.compile_step(other)
+    for number in (1.0, 0.1):
+        x = torch.full((1,), number)
+        assert _same(compiled(x), step(x))
+        assert _same(mine, theirs)
+        mine.pop(), theirs.pop()
+
+
+def test_another_function_under_the_same_name_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def step(x: torch.Tensor) -> float:
+        return exp(x.sum().item())
+
+    compiled, here = dovetail.compile_step(step), step.__globals__
+    for function in (math.exp, math.exp, math.sin, math.exp):
+        monkeypatch.setitem(here, "exp", function)
+        assert compiled(torch.ones(1)) == function(1.0)
+        assert here["exp"] is function
+    assert compiled.stats.captures == 2
 
 
 def test_truth_values_of_tensors_are_numbers() -> None:

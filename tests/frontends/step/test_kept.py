@@ -421,6 +421,25 @@ def test_an_object_that_the_step_makes_is_refused_and_nothing_has_changed() -> N
     assert torch.equal(t.net.weight, weight)
 
 
+def test_a_tensor_that_is_taken_away_is_not_said_to_be_replaced() -> None:
+    class Holder:
+        pass
+
+    holder = Holder()
+
+    def step(x: torch.Tensor) -> None:
+        if hasattr(holder, "sum"):
+            del holder.sum
+        else:
+            holder.sum = x.sum()  # type: ignore[attr-defined]
+
+    run = dovetail.compile_step(step)
+    run(torch.ones(2))
+    with pytest.raises(StateChangedOtherwise, match=r"the step changes holder\.sum"):
+        run(torch.ones(2))
+    assert vars(holder)["sum"] == 2
+
+
 def test_a_list_that_grows_costs_no_more() -> None:
     t = Training()
     run = dovetail.compile_step(appended(t)[0])

@@ -28,6 +28,7 @@ from dovetail.frontends.step.containers import Path
 from dovetail.frontends.step.draws import Draws
 from dovetail.frontends.step.guard import StepCall
 from dovetail.frontends.step.held_arrays import HeldArrays
+from dovetail.frontends.step.held_maths import maths_by_name
 from dovetail.frontends.step.host_calls import HostCalls
 from dovetail.frontends.step.kept import Trees, slots_of_graphs
 from dovetail.frontends.step.late_numbers import LateNumbers
@@ -321,6 +322,7 @@ class StepCapture:
             outside.watched(),
             self._write_only.noted(hosts.note_put),
             self._draws.noted(),
+            maths_by_name(self._reachable),
             recording.recorder.collectives.followed(),
             self._watched(),
         ):
@@ -361,8 +363,7 @@ class StepCapture:
 
     def _compared(self) -> frozenset[tuple[int, str]]:
         """Places that what the code read besides does not count."""
-        written = {(id(vars(sys)), name) for name in STREAMS}  # by host calls
-        written |= {x.key for x in self._arrays.slots}
+        written = {x.key for x in self._arrays.slots} | {(id(vars(sys)), name) for name in STREAMS}  # by host calls
         return self._reachable.compared | written | overwritten(self._watcher.reads, self._reachable)
 
     def _changed_by(self, recording: StepRecording, scheduler: Any) -> set[Value]:

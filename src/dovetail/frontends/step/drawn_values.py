@@ -115,8 +115,8 @@ def is_same_result(one: Any, other: Any) -> bool:
 
 
 def as_number(item: Any) -> Any:
-    """A plain number for one of NumPy's."""
-    return item.item() if isinstance(item, np.generic) else item
+    """A number as an input: one of NumPy's that is no number of Python's as well becomes one."""
+    return item.item() if isinstance(item, np.generic) and not isinstance(item, float) else item
 
 
 @dataclass(slots=True)

@@ -35,7 +35,7 @@ from dovetail.frontends.step.output import print_to, replaced_builtin, replaced_
 from dovetail.frontends.step.schedulers import watched_reads
 from dovetail.frontends.step.trackers import trackers_replaced
 from dovetail.frontends.step.write_only import Put
-from dovetail.frontends.structure import Structure, flatten
+from dovetail.frontends.structure import Structure, flatten, flatten_made
 from dovetail.ir.calling import FromConstant, FromLeft, WithLook
 from dovetail.ir.program import Value
 from dovetail.reach.frames import unnoted
@@ -140,7 +140,7 @@ class HostCalls:
         self, function: Callable[..., Any], args: Any, kwargs: Any, scheduler: Any = None, *, is_hook: bool = False
     ) -> None:
         """A call was to be made."""
-        leaves, structure = flatten((list(args), dict(kwargs)))
+        leaves, structure = flatten_made((list(args), dict(kwargs)))
         self.look_at(leaves)
         recorder, arguments = self._recording.recorder, tuple(map(self._argument, leaves))
         recorder.texts.given_to_host()
@@ -157,7 +157,7 @@ class HostCalls:
         self.note(function, args, kwargs)
         self.calls[-1] = replace(self.calls[-1], is_users=True)
         met: list[tuple[Any, list[Any]]] = []
-        leaves, structure = flatten((list(args), dict(kwargs)), partial(self._is_handed_whole, met=met))
+        leaves, structure = flatten_made((list(args), dict(kwargs)), partial(self._is_handed_whole, met=met))
         if met:
             self._whole[len(self.calls) - 1] = tuple(map(self._argument, leaves)), structure, met
 

@@ -28,7 +28,7 @@ from dovetail.reach.values import (
     is_plain_key,
     kind_of,
 )
-from dovetail.torch_compat.traced_numbers import is_traced
+from dovetail.torch_compat.traced_numbers import as_plain, is_traced
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ class Trees:
 
     def _is_key(self, key: Any) -> bool:
         """Whether a key of a dictionary is the same one in every call."""
-        if is_traced(key) or isinstance(key, torch.Tensor) or self._recording.is_text(key):
+        if isinstance(key, torch.Tensor) or self._recording.is_text(key):
             return False
         return is_plain_key(key) or kind_of(type(key)) not in _BY_PLACE
 
@@ -183,9 +183,10 @@ class Trees:
         """Keys or names, and what they stand for, of an object that the step has made. Raises: NotMadeAgain."""
         kind = type(value)
         if kind is dict:
-            if not all(map(self._is_key, value)):
+            keys = tuple(map(as_plain, value))  # the dictionary has looked at them: they are for this program
+            if not all(map(self._is_key, keys)):
                 raise NotMadeAgain
-            return tuple(value), list(value.values())
+            return keys, list(value.values())
         if kind is list or is_a(value, tuple):
             return (), list(value)
         if not (is_made_of_attributes(kind) and self._was_made(value)):

@@ -25,7 +25,7 @@ from dovetail.frontends.step.attempts import (
 from dovetail.frontends.step.containers import Container, Path, Sequential, Slot
 from dovetail.frontends.step.hook_tables import HookTable
 from dovetail.frontends.step.kept import NotMadeAgain, Tree, Trees
-from dovetail.frontends.step.number_slots import NumberSlot
+from dovetail.frontends.step.number_slots import NUMBERS, NumberSlot
 from dovetail.frontends.step.reachable_state import ReachableState
 from dovetail.frontends.step.slot_changes import Change, differs_beyond, holds_the_same
 from dovetail.frontends.step.value_walk import OPTIMIZER, SCHEDULER
@@ -132,7 +132,7 @@ class LeftBehind:
                 self._bind(change, trees)
                 continue
             if slot is not None and _is_plain(change.old) and (_is_plain(change.new) or is_traced(change.new)):
-                if type(change.old) in (int, float):
+                if type(change.old) in NUMBERS:
                     lift.add(slot.path)
                 elif self._is_turned_first(change, slot):
                     self._to_make.append(change)
@@ -288,7 +288,7 @@ class LeftBehind:
         """Paths of the numbers in a tuple; a size counts as a whole."""
         if is_a(value, tuple) and not is_a(value, torch.Size):
             for index, part in enumerate(value):
-                if type(part) in (int, float):
+                if type(part) in NUMBERS:
                     yield (*path, index)
                 yield from self._numbers_in(part, (*path, index))
 
@@ -303,8 +303,7 @@ class LeftBehind:
                 "and pass the drawn numbers",
                 origin=line,
             )
-        binds = isinstance(change.new, torch.Tensor) or isinstance(change.old, torch.Tensor)
-        return refused_change(change.label, binds=binds, line=line)
+        return refused_change(change.label, binds=isinstance(change.new, torch.Tensor), line=line)
 
     def _writable(self, slot: Slot) -> NumberSlot:
         """The slot of a number that the step changes. Raises: StateChangedOtherwise where nothing can be put."""
@@ -395,4 +394,4 @@ def _is_compared(value: Any) -> bool:
 
 
 def _is_plain(value: Any) -> bool:
-    return type(value) in (bool, int, float, str, bytes, complex, type(None))
+    return type(value) in (bool, *NUMBERS, str, bytes, complex, type(None))

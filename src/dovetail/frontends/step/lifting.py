@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, Protocol
 
-import numpy as np
-
 from dovetail.capture.step_questions import Question
 from dovetail.errors import CaptureFailed, DovetailError, StateChangedOtherwise
 from dovetail.frontends.step.containers import Path
 from dovetail.frontends.step.guard import BoundTo, StepGuard
 from dovetail.frontends.step.held_arrays import array_slots, large_arrays
+from dovetail.frontends.step.number_slots import NUMBERS
 from dovetail.frontends.step.reachable_state import ReachableState
 from dovetail.frontends.step.record import difference
 from dovetail.frontends.step.replaced import Replaced
@@ -25,8 +24,6 @@ from dovetail.frontends.step.variant import Chosen, StepVariant
 from dovetail.frontends.structure import Structure
 from dovetail.frontends.variant_cache import VariantCache
 from dovetail.reach.contents import value_key
-
-_NUMBERS = (int, float, np.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +117,7 @@ class Lifting:
 
     def see(self, leaves: Sequence[Any], structure: Structure) -> None:
         """Note the arguments of a call that no program was captured for."""
-        self._before = structure, [value_key(x) if type(x) in _NUMBERS else None for x in leaves]
+        self._before = structure, [value_key(x) if type(x) in NUMBERS else None for x in leaves]
 
     def learn(
         self, leaves: Sequence[Any], structure: Structure, reachable: ReachableState, guards: Iterable[StepGuard]
@@ -131,14 +128,14 @@ class Lifting:
             changed.update(
                 index
                 for index, (x, key) in enumerate(zip(leaves, self._before[1], strict=True))
-                if type(x) in _NUMBERS and key is not None and key[0] is type(x) and value_key(x) != key
+                if type(x) in NUMBERS and key is not None and key[0] is type(x) and value_key(x) != key
             )
         slots, arrays = set[Path](), array_slots(reachable)
         for guard in guards:
             self.missed(guard.answered_otherwise(leaves))
             differences = difference(guard.record, reachable.record(guard.lifted))
             for found in differences:
-                if (type(found.old) in _NUMBERS and type(found.old) is type(found.new)) or found.path in arrays:
+                if (type(found.old) in NUMBERS and type(found.old) is type(found.new)) or found.path in arrays:
                     slots.add(found.path)
             if arrays and not differences and guard.reads.why():
                 slots |= large_arrays(reachable)
@@ -227,7 +224,7 @@ class Lifting:
         found = Numbers() if reachable.asks_types else self._changed - self.guarded
         found |= Numbers(self._written)
         return Numbers(
-            found.slots, frozenset(i for i in found.leaves if i < len(leaves) and type(leaves[i]) in _NUMBERS)
+            found.slots, frozenset(i for i in found.leaves if i < len(leaves) and type(leaves[i]) in NUMBERS)
         )
 
     def fewer(self, tried: Numbers, blamed: Numbers, hyperparameters: Collection[Path]) -> Numbers | None:

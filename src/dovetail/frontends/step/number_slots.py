@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from dovetail.frontends.step.containers import Path, Slot
+
+NUMBERS = (int, float, np.float64)
+"""The types of numbers that may be inputs: of NumPy's, the one that is a float of Python's as well."""
 
 
 class NumberSlot:

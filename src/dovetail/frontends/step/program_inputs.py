@@ -15,7 +15,7 @@ from dovetail.capture.sparse_operands import KnownMatrix
 from dovetail.capture.step_tensors import StepTensor
 from dovetail.errors import UnsupportedTensor
 from dovetail.frontends.step.containers import Path
-from dovetail.frontends.step.number_slots import NumberSlot
+from dovetail.frontends.step.number_slots import NUMBERS, NumberSlot
 from dovetail.frontends.step.reachable_state import ReachableState
 from dovetail.frontends.step.tensor_kinds import Source
 from dovetail.ir.signature import InputRole, Parameter, StateTensor, UserInput
@@ -95,7 +95,7 @@ def number_inputs(
             continue
         if id(number_slot.item) in groups and kind in (float, np.float64) and slot.path not in guarded:
             hyperparameters.add(slot.path)
-        elif slot.path not in lifted or kind not in (int, float, np.float64):
+        elif slot.path not in lifted or kind not in NUMBERS:
             continue
         number_slot.name = name_for(slot.label)
         found.append(number_slot)

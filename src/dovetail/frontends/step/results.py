@@ -16,7 +16,7 @@ import torch
 from dovetail.errors import UnsupportedStep
 from dovetail.frontends.step.containers import Path
 from dovetail.frontends.step.kept import NotMadeAgain, Tree, Trees
-from dovetail.frontends.structure import Structure, flatten
+from dovetail.frontends.structure import Structure, flatten_made
 from dovetail.reach.values import PLAIN, Kind, is_a, is_made_of_attributes, kind_of
 from dovetail.torch_compat.traced_numbers import is_traced
 
@@ -46,7 +46,7 @@ class Results:
         self._result = result
         self.leaves: list[Any]
         self.structure: Structure
-        self.leaves, self.structure = flatten(result, partial(_is_whole, is_known))
+        self.leaves, self.structure = flatten_made(result, partial(_is_whole, is_known))
         self.places: dict[int, Path] = {}
         self.whole: Tree | None = None
         self._plain = {n: x for n, x in enumerate(self.leaves) if not (isinstance(x, torch.Tensor) or is_traced(x))}

@@ -162,7 +162,7 @@ def _reading(before: Callable[..., Any], is_read: Callable[[], None]) -> Callabl
     @functools.wraps(before)
     def read(*args: Any, **kwargs: Any) -> Any:
         code = sys._getframe(1).f_code
-        if code is ON_BEHALF or not code.co_filename.startswith(OURS):
+        if code in ON_BEHALF or not code.co_filename.startswith(OURS):
             is_read()
         return before(*args, **kwargs)
 

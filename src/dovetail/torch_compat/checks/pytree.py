@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict, defaultdict, namedtuple
 
 import torch
 
@@ -55,4 +55,14 @@ def check_is_node() -> str | None:
     return first_difference(("which", [pytree.is_node(kind) for kind in kinds], [True, True, True, False]))
 
 
-CHECKS = (check_is_node, check_is_fixed_size, check_flatten, check_unflatten)
+def check_with_keys() -> str | None:
+    """Keys of all kinds of dictionaries are changed, however deep they lie."""
+    leaves, spec = pytree.flatten([{"a": 1}, OrderedDict(b=(2,)), defaultdict(dict, c={"d": 3})])
+    changed = pytree.unflatten(leaves, pytree.with_keys(spec, str.upper))
+    return first_difference(
+        ("the container", changed, [{"A": 1}, OrderedDict(B=(2,)), defaultdict(dict, C={"D": 3})]),
+        ("the kinds", list(map(type, changed)), [dict, OrderedDict, defaultdict]),
+    )
+
+
+CHECKS = (check_is_node, check_is_fixed_size, check_flatten, check_unflatten, check_with_keys)
