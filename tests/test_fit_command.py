@@ -80,6 +80,8 @@ def test_a_model(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = _run(capsys, f"{file}:model", "--limit", "1MiB")
     assert code == 0
     assert "What a lower limit costs" not in out
+    assert 'fits in 1MiB without backward: in torch.no_grad(), dovetail.compile(model, memory_limit="1MiB")' in out
+    assert "compile_step" not in out
 
 
 @pytest.mark.parametrize(

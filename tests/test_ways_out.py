@@ -249,6 +249,14 @@ def test_no_folder(tmp_path: Path) -> None:
     assert (tmp_path / "report.html").stat().st_size
 
 
+def test_no_folder_for_a_dump(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with refused("DT-REPORT-003", "name a folder that can be made"):
+        dovetail.compile(torch.sin, dump=str(tmp_path / "file"))
+    assert torch.equal(dovetail.compile(torch.sin, dump=str(tmp_path / "dump"))(X), X.sin())
+    assert list((tmp_path / "dump").iterdir())
+
+
 def test_nothing_to_explain(tmp_path: Path) -> None:
     step = dovetail.compile_step(lambda x: x + 1)
     with refused("DT-REPORT-002", "call it: a call captures"):

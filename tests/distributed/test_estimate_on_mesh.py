@@ -72,8 +72,15 @@ def test_the_state_is_a_share_of_all(mesh: dict[str, int]) -> None:
 def test_what_is_no_mesh_is_told() -> None:
     with pytest.raises(BadOptionValue, match="has no ranks"):
         dovetail.estimate(_build, mesh={"data": 0})
+    for wrong in ({}, {"data": "2"}, {"data": 2.0}, {"data": True}, {1: 2}, {"": 2}):
+        with pytest.raises(BadOptionValue, match="how large each dimension is"):
+            dovetail.estimate(_build, mesh=wrong)
     with pytest.raises(BadOptionValue, match="step, \\*arguments"):
         dovetail.estimate(lambda mesh: mesh.size(), mesh={"data": 2})
+    with pytest.raises(BadOptionValue, match=r"cannot be called: TypeError[\s\S]*step, \*arguments"):
+        dovetail.estimate(lambda mesh: (nn.Linear(2, 2), (torch.ones(1, 2),)), mesh={"data": 2})
+    tensors = {"corners": torch.ones(3)}  # an argument of a step
+    assert dovetail.estimate(lambda mesh: mesh["corners"].sum(), mesh=tensors).peak_bytes
     with pytest.raises(BadOptionValue, match="ranks are not there"):
         dovetail.estimate(_build, mesh={"data": 2}).max_batch("1GiB")
 

@@ -472,3 +472,9 @@ def test_backward_is_recorded_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert all(map(torch.equal, torch.autograd.grad(reduced(run(*inputs)), inputs), expected))
     assert len(recorded) == 1
     assert len(graphs) == 2
+
+
+@pytest.mark.parametrize("wrong", [None, 1, "inductor"])
+def test_what_is_no_compiler_is_refused_at_once(wrong: Any) -> None:
+    with pytest.raises(BadOptionValue, match="option 'compiler' cannot be"):
+        dovetail.make_boxed_compiler(wrong)

@@ -206,6 +206,11 @@ def test_which_size_is_the_batch() -> None:
         estimate.max_batch("1MiB")
     batch = estimate.max_batch("1MiB", batch_dim={0: 0})
     assert dovetail.estimate(compiled, torch.randn(batch, 9), torch.randn(9)).fits("1MiB")
+    assert estimate.max_batch("1MiB", batch_dim={"x": 0}) == batch  # an argument by its name, however it was given
+    named = dovetail.estimate(compiled, torch.randn(6, 9), weights=torch.randn(9))
+    assert named.max_batch("1MiB", batch_dim={"x": 0}) == batch
+    with pytest.raises(BadOptionValue, match=r"option 'limit' cannot be '9TiB'[\s\S]*fits as well"):
+        dovetail.estimate(torch.relu, torch.randn(6)).max_batch("9TiB")
     for wrong in ({"z": 0}, {0: 5}, "first", 3):
         with pytest.raises(BadOptionValue, match="batch_dim"):
             estimate.max_batch("1MiB", batch_dim=wrong)  # type: ignore[arg-type]
@@ -215,6 +220,10 @@ def test_what_is_refused() -> None:
     for wrong in (3, "step", nn.Linear):
         with pytest.raises(BadOptionValue, match="step_or_model"):
             dovetail.estimate(wrong)
+    frozen = dovetail.freeze(nn.Linear(4, 1), (torch.ones(2, 4),))
+    with pytest.raises(BadOptionValue, match=r"dovetail\.explain\(frozen\)\.call"):
+        dovetail.estimate(frozen, torch.ones(2, 4))
+    assert dovetail.explain(frozen).call.peak_bytes > 0
     training = Training("tagger")
     estimate = dovetail.estimate(training.step, training.x)
     with pytest.raises(BadOptionValue, match="memory_limit"):

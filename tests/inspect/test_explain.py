@@ -312,6 +312,10 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
             write(tmp_path / "missing" / "report")
         with pytest.raises(ReportNotWritten, match="directory"):
             write(tmp_path)
+        with pytest.raises(ReportNotWritten, match="null byte"):
+            write("a\0b")
+        with pytest.raises(BadOptionValue, match="reports are written to a file"):
+            write(None)  # type: ignore[arg-type]
 
 
 def test_a_module_of_modules_names_the_modules() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +16,8 @@ import torch
 from torch import Tensor, nn
 
 import dovetail
+from dovetail.artifact import call as save_call_module
+from dovetail.errors import DumpNotWritten
 from dovetail.pipeline.passes import PASSES
 
 PASS_NAMES = [spec.name for spec in PASSES["joint"].specs]
@@ -173,3 +177,46 @@ def test_the_first_call_is_one_with_data(tmp_path: Path, verify: int) -> None:
     dovetail.compile(lambda x: x * 2 + 1, dump=str(tmp_path), dump_calls=True, verify=verify)(torch.ones(3))
     assert len(list(tmp_path.rglob("forward.inputs.safetensors"))) == 1
     assert len(list(tmp_path.rglob("forward.results.safetensors"))) == 1
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below", "/proc/dovetail/dump", "a\0b"):
+        with pytest.raises(DumpNotWritten, match="name a folder that can be made"):
+            dovetail.compile(torch.sin, (torch.ones(2),), dump=str(folder))
+    monkeypatch.setenv("DOVETAIL_DUMP", str(tmp_path / "file"))
+    with pytest.raises(DumpNotWritten, match="is no folder"):
+        dovetail.compile_step(torch.sin)
+
+
+def test_what_the_disk_refuses_later_is_an_error_before_the_step_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    weight = torch.ones(2, requires_grad=True)
+    step = dovetail.compile_step(lambda: weight.square().sum().backward(), dump=str(tmp_path))
+    with monkeypatch.context() as disk:
+        disk.setattr(Path, "write_text", full)
+        step()  # a first call that cannot be recorded runs in eager mode
+        assert "No space left on device" in step.stats.eager_reasons[0]
+        with pytest.raises(DumpNotWritten, match="No space left on device"):
+            step()
+    assert torch.equal(weight.grad, torch.full((2,), 2.0))
+    step()
+    assert torch.equal(weight.grad, torch.full((2,), 4.0))
+
+
+def test_a_call_that_cannot_be_written_down_still_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(save_call_module, "save_call", full)
+    compiled = dovetail.compile(torch.sin, dump=str(tmp_path), dump_calls=True)
+    assert torch.equal(compiled(torch.ones(2)), torch.ones(2).sin())
+    assert "cannot be written: [Errno 28] No space left on device" in caplog.text

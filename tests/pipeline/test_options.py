@@ -78,6 +78,7 @@ def test_a_path_is_a_folder(tmp_path: Path) -> None:
         ({"max_variants": True}, "option 'max_variants' cannot be True"),
         ({"max_variants": 2.0}, "option 'max_variants' cannot be 2.0"),
         ({"dump": 3}, "option 'dump' cannot be 3"),
+        ({"dump": ""}, "option 'dump' cannot be ''"),
         ({"partition": "max_cut"}, "option 'partition' cannot be 'max_cut'"),
         ({"recompute": None}, "option 'recompute' cannot be None"),
         ({"dynamic": 1}, "option 'dynamic' cannot be 1"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich import box
 from rich.console import Console
@@ -15,6 +16,7 @@ from dovetail.cli.output import AsJson, print_json
 from dovetail.cli.progress import spinner
 from dovetail.errors import BadOptionValue
 from dovetail.frontends.estimate import Estimate, estimate
+from dovetail.frontends.function import CompiledFunction
 from dovetail.pipeline.memory_limit import memory_limit, readable
 from dovetail.pipeline.recompute import PlanPoint
 
@@ -65,7 +67,8 @@ def fit_command(program: _Program, limit: _Limit = None, batch: _Batch = False, 
         console.print(str(found), markup=False, highlight=False)
         if points:
             console.print(_table(points))
-        for line in _verdict(found, limit, fits, largest):
+        is_model = isinstance(target, torch.nn.Module | CompiledFunction)
+        for line in _verdict(found, limit, fits, largest, is_model=is_model):
             console.print(line, markup=False, highlight=False)
     raise typer.Exit(0 if fits else _DOES_NOT_FIT)
 
@@ -115,12 +118,16 @@ def _table(points: Sequence[PlanPoint]) -> Table:
     return table
 
 
-def _verdict(found: Estimate, limit: str | None, fits: bool, largest: int | None) -> list[str]:
+def _verdict(found: Estimate, limit: str | None, fits: bool, largest: int | None, *, is_model: bool) -> list[str]:
     if limit is None:
         return []
     floor = found.floor_transient_bytes if memory_limit(limit).is_transient else found.floor_bytes
     call = f': dovetail.compile_step(step, memory_limit="{limit}")'
+    if is_model:  # a limit of a compiled model is for backward, too
+        call = f' without backward: in torch.no_grad(), dovetail.compile(model, memory_limit="{limit}")'
     lines = [f"fits in {limit}{call}" if fits else f"does not fit in {limit}: the lowest found is {readable(floor)}"]
+    if is_model and fits:
+        lines.append("to train it, give the whole step instead: that has backward and the optimizer")
     if found.breakdown["gradients"] and not fits:
         lines.append("gradients left in .grad count; compile_step(step, keep_grads=False) frees each one early")
     if largest is not None:

@@ -63,6 +63,7 @@ from dovetail.errors.reduction import DoesNotFail as DoesNotFail
 from dovetail.errors.reduction import FlakyFailure as FlakyFailure
 from dovetail.errors.reduction import OtherSearch as OtherSearch
 from dovetail.errors.reduction import OutputInTheWay as OutputInTheWay
+from dovetail.errors.reports import DumpNotWritten as DumpNotWritten
 from dovetail.errors.reports import NothingToExplain as NothingToExplain
 from dovetail.errors.reports import ReportNotWritten as ReportNotWritten
 from dovetail.errors.step import FreedGraph as FreedGraph

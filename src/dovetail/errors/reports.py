@@ -23,3 +23,13 @@ class NothingToExplain(DovetailError):
     because = "{reason}"
     way_out = "{hint}"
     rows = ()
+
+
+class DumpNotWritten(DovetailError):
+    """The folder that `dump=` or DOVETAIL_DUMP names cannot be written."""
+
+    code = "DT-REPORT-003"
+    summary = "the dump cannot be written to {path}: {reason}."
+    because = "each compilation writes a folder there"
+    way_out = "name a folder that can be made and written, or leave the dump out: option dump, or DOVETAIL_DUMP"
+    rows = ()

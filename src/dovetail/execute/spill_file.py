@@ -45,7 +45,7 @@ class UnnamedFile:
                 os.posix_fallocate(self._number, 0, max(size_bytes, 1))
             else:
                 os.truncate(self._number, size_bytes)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a path with a NUL in it
             raise unavailable(folder, error, size_bytes) from error
 
     def write(self, contents: memoryview, at: int) -> None:
@@ -79,10 +79,11 @@ class UnnamedFile:
         self.close()
 
 
-def unavailable(folder: str, error: OSError, size_bytes: int = 0) -> OffloadUnavailable:
+def unavailable(folder: str, error: OSError | ValueError, size_bytes: int = 0) -> OffloadUnavailable:
     """The error for a folder in which no file can be made."""
     wanted = f"a file of {size_bytes:,} bytes" if size_bytes else "a file"
-    return OffloadUnavailable(folder=folder, wanted=wanted, error=f"{type(error).__name__}: {error.strerror or error}")
+    reason = getattr(error, "strerror", None) or error
+    return OffloadUnavailable(folder=folder, wanted=wanted, error=f"{type(error).__name__}: {reason}")
 
 
 # --- how fast they are ------------------------------------------------------------------------------------------------

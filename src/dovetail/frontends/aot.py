@@ -34,6 +34,7 @@ from dovetail.torch_compat.fakes import new_fake_mode
 from dovetail.torch_compat.symbols import concrete_layout
 
 Partition = str | Callable[[Problem], Collection[int]]
+_COMPILER = "a function (gm, example_inputs) -> callable"
 
 
 def aot_function(
@@ -171,7 +172,11 @@ def make_boxed_compiler(compiler: Compiler) -> Compiler:
 
     Code that takes a list by itself, and frees what it has read, is marked by `_boxed_call = True` and left unchanged:
     only such code can free an input at its last use. Arguments of other code live until it returns.
+
+    Raises: BadOptionValue where it is no function.
     """
+    if not callable(compiler):
+        raise BadOptionValue(option="compiler", value=compiler, reason="it is called", expected=_COMPILER)
 
     @functools.wraps(compiler)
     def compile_boxed(*args: Any, **kwargs: Any) -> Any:
@@ -193,8 +198,7 @@ def _options(
     given = {"bw_compiler": bw_compiler, "inference_compiler": inference_compiler, "joint": joint}
     for name, compiler in (("fw_compiler", fw_compiler), *((n, c) for n, c in given.items() if c is not None)):
         if not callable(compiler):
-            expected = "a function (gm, example_inputs) -> callable"
-            raise BadOptionValue(option=name, value=compiler, reason="it is called", expected=expected)
+            raise BadOptionValue(option=name, value=compiler, reason="it is called", expected=_COMPILER)
     compilers = Compilers(
         forward=fw_compiler,
         backward=bw_compiler or fw_compiler,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,15 +16,18 @@ _MOST = 1 << 24  # a batch above which nothing is tried
 
 
 def batch_of(
-    leaves: Sequence[Any], structure: Structure, batch_dim: int | Mapping[int | str, int]
+    leaves: Sequence[Any],
+    structure: Structure,
+    batch_dim: int | Mapping[int | str, int],
+    names: Sequence[str] = (),
 ) -> tuple[dict[int, int], int]:
     """The dimension of each argument, by its place among the leaves, that is the batch; and how large it is.
 
-    Raises: BadOptionValue where that is not clear.
+    names: of the arguments by position. Raises: BadOptionValue where that is not clear.
     """
     tensors = {place: x for place, x in enumerate(leaves) if isinstance(x, torch.Tensor)}
     if isinstance(batch_dim, Mapping):
-        dims = _named(leaves, structure, batch_dim)
+        dims = _named(leaves, structure, batch_dim, names)
     elif isinstance(batch_dim, int) and not isinstance(batch_dim, bool):
         dims = {place: batch_dim for place, x in tensors.items() if x.dim()}
     else:
@@ -40,9 +44,21 @@ def batch_of(
     return dims, next(iter(sizes.values()))
 
 
-def _named(leaves: Sequence[Any], structure: Structure, batch_dim: Mapping[int | str, int]) -> dict[int, int]:
+def positional_names(target: Callable[..., Any]) -> tuple[str, ...]:
+    """The names of the arguments that a call gives by position, as far as they are known."""
+    called = target.forward if isinstance(target, torch.nn.Module) else target
+    try:
+        parameters = inspect.signature(called).parameters.values()
+    except (TypeError, ValueError):  # written in C
+        return ()
+    return tuple(parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD)
+
+
+def _named(
+    leaves: Sequence[Any], structure: Structure, batch_dim: Mapping[int | str, int], names: Sequence[str]
+) -> dict[int, int]:
     args, kwargs = unflatten(list(range(len(leaves))), structure)
-    known = {**dict(enumerate(args)), **kwargs}
+    known = {**dict(enumerate(args)), **dict(zip(names, args, strict=False)), **kwargs}
     dims: dict[int, int] = {}
     for name, dim in batch_dim.items():
         place = known.get(name)
@@ -75,11 +91,13 @@ def _resized(mode: Any, tensor: torch.Tensor, dim: int, batch: int) -> torch.Ten
     return made.requires_grad_(tensor.requires_grad)
 
 
-def largest_that_fits(needed: Callable[[int], int], limit: int, size: int, size_needs: int) -> int:
+def largest_that_fits(needed: Callable[[int], int], limit: int, size: int, size_needs: int, given: object) -> int:
     """The largest batch that needs at most a limit; 0 for none. size_needs: what a batch of `size` needs.
 
+    given: the limit as the user wrote it.
+
     Needs are taken to rise with the batch, nearly in proportion: sizes are tried where a line through what is known
-    meets the limit, then in halves. Raises: BadOptionValue where needs do not rise.
+    meets the limit, then in halves. Raises: BadOptionValue where the largest batch that is tried fits.
     """
     known = {0: 0, size: size_needs} if size else {0: 0}
     low, high = (size, None) if size_needs <= limit and size else (0, size or None)
@@ -87,8 +105,9 @@ def largest_that_fits(needed: Callable[[int], int], limit: int, size: int, size_
         if high is not None and high - low <= 1:
             return low
         if low >= _MOST:
-            reason = "what is needed hardly rises with it"
-            raise BadOptionValue(option="batch_dim", value=low, reason=reason, expected="the dimension of the batch")
+            reason = f"a batch of {low:,} fits as well, and larger ones are not tried"
+            expected = "a lower limit; or, in batch_dim, the dimension that is the batch"
+            raise BadOptionValue(option="limit", value=given, reason=reason, expected=expected)
         batch = _next(known, limit, low, high, turn)
         known[batch] = needed(batch)
         if known[batch] <= limit:

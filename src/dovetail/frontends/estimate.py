@@ -16,9 +16,10 @@ import torch
 
 from dovetail.capture.exclusive import RECORDING, recording_alone
 from dovetail.errors import BadOptionValue
-from dovetail.frontends.batch_sizes import batch_of, largest_that_fits, with_batch
+from dovetail.frontends.batch_sizes import batch_of, largest_that_fits, positional_names, with_batch
 from dovetail.frontends.described_call import Call
 from dovetail.frontends.estimate_on_mesh import estimate_on_mesh, is_mesh
+from dovetail.frontends.freezing.module import FrozenModule
 from dovetail.frontends.function import CompiledFunction, target_of
 from dovetail.frontends.inputs import size_hints
 from dovetail.frontends.recorded_call import recorded
@@ -76,6 +77,7 @@ class Estimate:
     _figures: Figures = field(repr=False, compare=False)
     _again: Figured = field(repr=False, compare=False)
     _call: tuple[list[Any], Structure] = field(repr=False, compare=False)
+    _names: tuple[str, ...] = field(repr=False, compare=False)
 
     def plans(self) -> tuple[PlanPoint, ...]:
         """What lower limits cost, for a step: peaks above state and arguments, the lowest found first, each with
@@ -95,6 +97,8 @@ class Estimate:
 
     def fits(self, limit: str | int) -> bool:
         """Whether some plan keeps a limit, as `memory_limit=` takes it: "80GiB", "transient:2GiB", bytes.
+
+        Of a model, its forward alone: a limit of a compiled model that is trained counts backward, too.
 
         Raises: BadOptionValue.
         """
@@ -116,14 +120,14 @@ class Estimate:
         """
         most = memory_limit(limit)
         leaves, structure = self._call
-        dims, size = batch_of(leaves, structure, batch_dim)
+        dims, size = batch_of(leaves, structure, batch_dim, self._names)
 
         def needed(batch: int) -> int:
             figures = self._again(with_batch(leaves, dims, batch), structure)
             return figures.floor_transient_bytes + (0 if most.is_transient else figures.state_bytes)
 
         known = self.floor_transient_bytes if most.is_transient else self.floor_bytes
-        return largest_that_fits(needed, most.bytes, size, known)
+        return largest_that_fits(needed, most.bytes, size, known, limit)
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -190,6 +194,7 @@ def estimate(step_or_model: Any, /, *args: Any, **kwargs: Any) -> Estimate:
         _figures=figures,
         _again=again,
         _call=call,
+        _names=positional_names(_called(step_or_model)),
     )
 
 
@@ -199,12 +204,23 @@ def _figured(target: Any) -> tuple[str, Figured]:
         return _step(target.step, target.state, target.options)
     if isinstance(target, CompiledFunction):
         return _forward(target_of(target), target.options)
+    if isinstance(target, FrozenModule):
+        reason = "a frozen module was planned when it was frozen"
+        expected = "the model; or read dovetail.explain(frozen).call, which has the peak of the frozen module"
+        raise BadOptionValue(option="step_or_model", value=target, reason=reason, expected=expected)
     if isinstance(target, torch.nn.Module):
         return _forward(target, resolve_options({}, PASS_NAMES, COMPILE))
     if not callable(target) or isinstance(target, type):
         expected = "a training step or a module"
         raise BadOptionValue(option="step_or_model", value=target, reason="it is called", expected=expected)
     return _step(target, (), resolve_options({}, PASS_NAMES, COMPILE_STEP))
+
+
+def _called(target: Any) -> Callable[..., Any]:
+    if isinstance(target, CompiledFunction):
+        return target_of(target)
+    called: Callable[..., Any] = target.step if isinstance(target, CompiledStep) else target
+    return called
 
 
 def _name_of(target: Any) -> str:

@@ -27,6 +27,7 @@ from dovetail.ir.program import Program
 from dovetail.ir.sizes import Number
 from dovetail.ir.text import emit, plain_call
 from dovetail.pipeline.compile_trace import CompileTrace, Step
+from dovetail.pipeline.dump_folder import clear_errors
 from dovetail.torch_compat.fakes import is_fake
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class WatchedCall:
     def _save(self, what: str, items: Sequence[Any]) -> bool:
         try:
             call.save_call(self._stem.with_name(f"{self._stem.name}.{what}.safetensors"), items)
-        except NotSerializable as error:
+        except (NotSerializable, OSError) as error:  # state may be written already: the call goes on
             logger.warning("the %s of %s cannot be written: %s", what, self._stem.name, error)
             return False
         return True
@@ -198,7 +199,8 @@ class Dump:
         """The code of a half, which writes down its first call where calls are wanted."""
         if self._folder is None or not self._calls:
             return program
-        self._folder.mkdir(parents=True, exist_ok=True)
+        with clear_errors(self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
         return WatchedProgram(program, self._folder / part)
 
     def text(self, name: str, text: str) -> None:
@@ -211,7 +213,7 @@ class Dump:
         self.text(f"code-{name}", code.source)
         if self._folder is not None:
             for number, (_, group) in enumerate(sorted(code.executors.groups.items())):
-                (self._folder / f"native-{name}-{number}.txt").write_text(group.listing())
+                self._write_file(f"native-{name}-{number}.txt", group.listing())
 
     def _script(self, name: str, program: Program, text: str, named: Mapping[str, object]) -> str:
         lines = [_HEADER.format(title=_docstring(f"{program.name} after {name}"))]
@@ -222,17 +224,21 @@ class Dump:
         return "\n".join(lines)
 
     def _write(self, name: str, text: str, facts: Mapping[str, object]) -> None:
-        assert self._folder is not None, "checked by the callers"
-        self._folder.mkdir(parents=True, exist_ok=True)
         stem = f"{self._count:03}-{name}"
-        (self._folder / f"{stem}.py").write_text(text)
+        self._write_file(f"{stem}.py", text)
         if self._count:
             difference = difflib.unified_diff(self._previous.splitlines(True), text.splitlines(True), "before", name)
-            (self._folder / f"{stem}.diff").write_text("".join(difference))
+            self._write_file(f"{stem}.diff", "".join(difference))
         if facts:
-            (self._folder / f"{stem}.json").write_text(json.dumps(facts, indent=2, default=str) + "\n")
+            self._write_file(f"{stem}.json", json.dumps(facts, indent=2, default=str) + "\n")
         self._previous = text
         self._count += 1
+
+    def _write_file(self, name: str, text: str) -> None:
+        assert self._folder is not None, "checked by the callers"
+        with clear_errors(self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            (self._folder / name).write_text(text, encoding="utf-8", errors="replace")
 
 
 def _literal(value: object) -> str:

@@ -27,6 +27,7 @@ class Held:
         return needs.bytes_before_run(program) if self is STEP else 0
 
 
-STEP = Held("step", "state and arguments", "take a smaller batch, or clear gradients first thing in the step")
+_NO_GRADIENTS = "clear them first thing in the step, with keep_grads=False"
+STEP = Held("step", "state and arguments", "take a smaller batch, or keep no gradients: " + _NO_GRADIENTS)
 GRAPH = Held("graph", "weights and arguments", "or take a smaller batch")
 FROZEN = Held("frozen program", "weights and arguments", "or take a smaller batch")

@@ -15,7 +15,7 @@ def check_folder(given: object, *, has_limit: bool) -> None:
 
     Raises: BadOptionValue; OffloadUnavailable where no file can be made there.
     """
-    if not isinstance(given, str | os.PathLike):
+    if not isinstance(given, str | os.PathLike) or not os.fspath(given):
         raise BadOptionValue(option="offload", value=given, reason="it is a folder", expected="a path")
     if not has_limit:
         reason = "without a limit everything stays in memory, and there is nothing to decide"

@@ -41,6 +41,7 @@ from dovetail.errors import BadOptionValue, UnknownOption
 from dovetail.execute.installed import default_executors, executor_by_name
 from dovetail.execute.protocol import Executor
 from dovetail.partition.patterns import Patterns, patterns_of
+from dovetail.pipeline import dump_folder
 from dovetail.pipeline.compile_trace import CompileTrace
 from dovetail.pipeline.doors import Door
 from dovetail.pipeline.memory_limit import memory_limit
@@ -125,7 +126,7 @@ def resolve_options(
 ) -> Options:
     """Options from the environment, overridden by what the user gives. door: the way in that they are given to.
 
-    Raises: UnknownOption, BadOptionValue, before anything else happens.
+    Raises: UnknownOption, BadOptionValue, DumpNotWritten, OffloadUnavailable, before anything else happens.
     """
     known = {field.name for field in dataclasses.fields(Options)}
     for name in given or {}:
@@ -154,14 +155,20 @@ def resolve_options(
     for executor in options.executors:
         if isinstance(executor, str):
             executor_by_name(executor)
-    if options.offload is not None:
-        offload.check_folder(options.offload, has_limit=options.memory_limit is not None)
+    _check_folders(options, reads_dump=door is None or "dump" in door.reads)
     if options.memory_limit is not None:
         memory_limit(options.memory_limit)
         _refuse_beside("memory_limit", options, _NO_LIMIT_BESIDE)
     if options.arena:
         _refuse_beside("arena", options, _NO_ARENA_BESIDE)
     return options
+
+
+def _check_folders(options: Options, *, reads_dump: bool) -> None:
+    if options.dump is not None and reads_dump:
+        dump_folder.check_folder(options.dump)
+    if options.offload is not None:
+        offload.check_folder(options.offload, has_limit=options.memory_limit is not None)
 
 
 def _refuse_beside(name: str, options: Options, reasons: Mapping[str, str]) -> None:
@@ -214,7 +221,7 @@ def _check(options: Options, pass_names: tuple[str, ...]) -> None:
     if not isinstance(options.max_variants, int) or isinstance(options.max_variants, bool) or options.max_variants < 1:
         refuse("max_variants", options.max_variants, "at least one program must be kept", "a whole number from 1")
     dump: object = options.dump
-    if dump is not None and not isinstance(dump, str | os.PathLike):
+    if dump is not None and (not isinstance(dump, str | os.PathLike) or not os.fspath(dump)):
         refuse("dump", dump, "it is a folder", "a path")
     for option, choices in _CHOICES.items():
         is_function = option == "partition" and callable(options.partition)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import dovetail
-from dovetail.errors import DovetailError
+from dovetail.errors import BadOptionValue, DovetailError
 from dovetail.frontends.step.schedulers import SchedulerState
 
 Step = Callable[..., Any]
@@ -335,3 +335,9 @@ def test_what_a_first_call_tells_of_its_results_is_told_once() -> None:
         return [[run(torch.full((2, 3), float(n))) for n in range(4)], *TOLD]
 
     assert _same(told_by(False), told_by(True))
+
+
+@pytest.mark.parametrize("wrong", [None, 1, "print"])
+def test_what_is_no_function_is_refused_at_once(wrong: Any) -> None:
+    with pytest.raises(BadOptionValue, match="option 'function' cannot be"):
+        dovetail.host_call(wrong)

@@ -140,8 +140,9 @@ def test_the_option_is_refused_where_there_is_nothing_to_decide(folder: str, tmp
     model = nn.Linear(2, 2)
     with pytest.raises(BadOptionValue, match="without a limit everything stays in memory"):
         dovetail.compile_step(lambda: None, offload=folder)
-    with pytest.raises(BadOptionValue, match="it is a folder"):
-        dovetail.compile_step(lambda: None, memory_limit="1GiB", offload=3)
+    for given in (3, ""):
+        with pytest.raises(BadOptionValue, match="it is a folder"):
+            dovetail.compile_step(lambda: None, memory_limit="1GiB", offload=given)
     for compiled in (
         lambda: dovetail.compile(model, memory_limit="1GiB", offload=folder),
         lambda: dovetail.freeze(model.eval(), (torch.ones(1, 2),), memory_limit="1GiB", offload=folder),
@@ -149,7 +150,7 @@ def test_the_option_is_refused_where_there_is_nothing_to_decide(folder: str, tmp
         with pytest.raises(BadOptionValue, match=r"(?s)offload.*dovetail\.compile_step"):
             compiled()
     (tmp_path / "file").write_text("")
-    for wrong in (tmp_path / "missing", tmp_path / "file"):
+    for wrong in (tmp_path / "missing", tmp_path / "file", "a\0b"):
         with pytest.raises(OffloadUnavailable, match="DT-MEMORY-002"):
             dovetail.compile_step(lambda: None, memory_limit="1GiB", offload=wrong)
 

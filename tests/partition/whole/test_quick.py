@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dovetail
 from dovetail.partition.policy import Policy
 from dovetail.partition.whole.bounds import live_bytes
 from dovetail.partition.whole.problem import NEVER, WholeProblem, build_whole_problem
 from dovetail.partition.whole.schedule import Schedule
 from dovetail.partition.whole.solve import Quick, solve_quickly, solve_whole
-from dovetail.partition.whole.walk import Most, Walker
+from dovetail.partition.whole.walk import Most, Walker, _Walk
 from tests.partition.joint_programs import random_program
 
 _WEIGHTS = (0.25, 0.5, 0.0)
@@ -79,3 +84,22 @@ def test_a_schedule_that_needs_too_much_is_not_looked_for() -> None:
                 other += bounded != found
     assert same > 8
     assert other > 5
+
+
+def test_a_recurrence_is_not_made_again_for_each_of_its_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each state of a GRU is read several times: made again for each, a chain takes without end."""
+    layer, x = nn.GRU(4, 8), torch.randn(12, 2, 4)
+    run_again, count = _Walk._run_again, 0
+
+    def counted(*args: Any) -> None:
+        nonlocal count
+        count += 1
+        run_again(*args)
+
+    def step(x: Tensor) -> None:
+        layer.zero_grad()
+        layer(x)[0][-1].sum().backward()
+
+    monkeypatch.setattr(_Walk, "_run_again", counted)
+    dovetail.estimate(step, x)
+    assert 0 < count < 200_000

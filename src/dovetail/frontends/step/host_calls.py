@@ -26,7 +26,7 @@ from dovetail.capture.drawn_arrays import is_drawn
 from dovetail.capture.step_recording import StepRecording
 from dovetail.capture.step_text_results import text_result
 from dovetail.capture.warned import warnings_noted
-from dovetail.errors import StateChangedOtherwise, UnsupportedStep
+from dovetail.errors import BadOptionValue, StateChangedOtherwise, UnsupportedStep
 from dovetail.frontends.step.containers import are_one_by_one
 from dovetail.frontends.step.kept import NotMadeAgain, Tree, Trees
 from dovetail.frontends.step.late_numbers import LateNumbers
@@ -55,7 +55,11 @@ def host_call(function: Callable[..., Any]) -> Callable[..., Any]:
 
     The function receives copies of tensors, plain numbers for traced numbers, and everything else unchanged. In the
     step the call returns None. Outside a compiled step the function is called normally. See docs/training-step.md.
+
+    Raises: BadOptionValue where it is no function.
     """
+    if not callable(function):
+        raise BadOptionValue(option="function", value=function, reason="it is called", expected="a function")
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> None:

@@ -104,7 +104,8 @@ class _Walk:
         self.held: dict[int, int] = {}  # in which memory each storage is
         self.in_use: dict[int, int] = {}  # how many storages are in it; memory of its own has numbers below -1
         self.live = self.peak = self.work = 0
-        self.most_work = _MOST_WORK * problem.work
+        self.most_work: float = _MOST_WORK * problem.work
+        self.most_runs = _MOST_RUNS * len(problem.reads)
         self.runs: list[Act] = []
         self.heap: list[tuple[float, int]] = []
 
@@ -112,7 +113,7 @@ class _Walk:
         """Walk the program; None where more is needed than that."""
         problem, held, runs, scratch = self.problem, self.held, self.runs, self.problem.scratch
         firsts, ending = self.walker.firsts, self.walker.ending
-        most_runs = _MOST_RUNS * len(problem.reads)
+        self.most_work = min(self.most_work, most.work)
         for at, (reads, made) in enumerate(zip(problem.reads, problem.makes, strict=True)):
             for storage in reads:
                 if storage not in held:
@@ -126,9 +127,12 @@ class _Walk:
                 self._let_go(storage)
             if self.peak > most.peak_bytes or self.work > most.work:
                 return None
-            if self.work > self.most_work or len(runs) > most_runs:
-                self.limit = NEVER  # it does not fit
+            self._give_up_where_it_takes_too_much()
         return Schedule(tuple(runs), self.peak, self.work)
+
+    def _give_up_where_it_takes_too_much(self) -> None:
+        if self.work > self.most_work or len(self.runs) > self.most_runs:
+            self.limit = NEVER  # it does not fit: nothing more is dropped
 
     # --- memory
 
@@ -256,6 +260,7 @@ class _Walk:
                 stack += missing
                 continue
             self._run_again(maker, at, locked)
+            self._give_up_where_it_takes_too_much()  # a chain is made again once for each use, and of that, and so on
 
     # --- contents that leave
 
