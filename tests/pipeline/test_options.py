@@ -96,10 +96,16 @@ def test_bad_values(given: dict[str, Any], message: str) -> None:
         resolve_options(given, PASS_NAMES)
 
 
-def test_bad_values_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DOVETAIL_VERIFY", "full")
-    with pytest.raises(BadOptionValue, match="option 'verify' cannot be 'full'"):
-        resolve_options(None, PASS_NAMES)
+@pytest.mark.parametrize("name", ["verify", "skip", "stop_after", "partition", "recompute", "executors"])
+def test_bad_values_in_the_environment(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    variable = f"DOVETAIL_{name.upper()}"
+    monkeypatch.setenv(variable, "full")
+    with pytest.raises(BadOptionValue, match=f"option '{name}' cannot be .*full") as caught:
+        resolve_options({}, PASS_NAMES)
+    assert f"the environment variable {variable} sets it" in str(caught.value)
+    with pytest.raises(BadOptionValue) as caught:
+        resolve_options({name: "none"}, PASS_NAMES)
+    assert variable not in str(caught.value)
 
 
 @pytest.mark.parametrize(

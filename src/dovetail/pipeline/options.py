@@ -139,7 +139,18 @@ def resolve_options(
             raise UnknownOption(option=name, known=", ".join(sorted(offered)), suggestion=suggestion)
     if door is not None:
         door.refuse_unread(given or {})
-    values: dict[str, object] = {**_from_environment(), **(given or {})}
+    from_environment = {name: value for name, value in _from_environment().items() if name not in (given or {})}
+    try:
+        return _resolved({**from_environment, **(given or {})}, pass_names, door)
+    except BadOptionValue as error:
+        option = error.facts["option"]
+        if option not in from_environment:
+            raise
+        reason = f"{error.facts['reason']}, and the environment variable {_VARIABLES[option]} sets it"
+        raise BadOptionValue(**{**error.facts, "reason": reason}) from None
+
+
+def _resolved(values: dict[str, object], pass_names: tuple[str, ...], door: Door | None) -> Options:
     if door is not None and door.prefers != "aten" and "executors" not in values:
         values["executors"] = default_executors() if door.prefers == "native" else (door.prefers, "aten")
     for name in ("skip", "executors"):
@@ -184,23 +195,28 @@ def decompositions(options: Options) -> Decompositions | None:
     return None if options.compilers is None else options.compilers.decompositions
 
 
+_VARIABLES = {
+    "dump": "DOVETAIL_DUMP",
+    "dump_calls": "DOVETAIL_DUMP_CALLS",
+    "skip": "DOVETAIL_SKIP",
+    "stop_after": "DOVETAIL_STOP_AFTER",
+    "partition": "DOVETAIL_PARTITION",
+    "recompute": "DOVETAIL_RECOMPUTE",
+    "executors": "DOVETAIL_EXECUTORS",
+    "verify": "DOVETAIL_VERIFY",
+}
+
+
 def _from_environment() -> dict[str, object]:
     found: dict[str, object] = {}
-    for option, variable in (
-        ("dump", "DOVETAIL_DUMP"),
-        ("skip", "DOVETAIL_SKIP"),
-        ("stop_after", "DOVETAIL_STOP_AFTER"),
-        ("partition", "DOVETAIL_PARTITION"),
-        ("recompute", "DOVETAIL_RECOMPUTE"),
-        ("executors", "DOVETAIL_EXECUTORS"),
-    ):
+    for option, variable in _VARIABLES.items():
         if os.environ.get(variable):
             found[option] = os.environ[variable]
-    if os.environ.get("DOVETAIL_DUMP_CALLS"):
-        found["dump_calls"] = os.environ["DOVETAIL_DUMP_CALLS"] != "0"
-    level = os.environ.get("DOVETAIL_VERIFY")
-    if level:
-        found["verify"] = int(level) if level.isdigit() else level
+    if "dump_calls" in found:
+        found["dump_calls"] = found["dump_calls"] != "0"
+    level = found.get("verify")
+    if isinstance(level, str) and level.isdigit():
+        found["verify"] = int(level)
     return found
 
 

@@ -304,6 +304,18 @@ def test_a_tensor_that_nothing_holds_is_not_written_unless_it_is_named() -> None
     assert named.stats.captures == 1
 
 
+@pytest.mark.parametrize("state", [1, "model", None, 0.5])
+def test_state_that_holds_no_tensors_is_refused(state: object) -> None:
+    with pytest.raises(BadOptionValue, match="option 'state' cannot be"):
+        dovetail.compile_step(lambda x: x, state=state)
+
+
+def test_state_may_be_an_iterator() -> None:
+    net, x = nn.Linear(2, 2), torch.ones(1, 2)
+    step = dovetail.compile_step(lambda x: net(x).sum(), state=net.parameters())
+    assert [torch.equal(step(x), net(x).sum()) for _ in range(3)] == [True] * 3
+
+
 def test_batches_of_several_sizes_share_a_program_on_demand() -> None:
     ours, eager = _training(), _training()
     step = dovetail.compile_step(ours.step, dynamic=True)

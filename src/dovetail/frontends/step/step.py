@@ -11,7 +11,7 @@ import contextlib
 import copy
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from types import MethodType
 from typing import Any, Self, overload
@@ -56,6 +56,7 @@ from dovetail.torch_compat.swapping import HeldWeakly
 from dovetail.torch_compat.version import ensure_supported_torch
 
 _RUNNING_ON = contextlib.nullcontext()
+_PLAIN = (bool, int, float, complex, str, bytes)
 _ON_UNSUPPORTED = ("raise", "eager")
 
 
@@ -76,7 +77,7 @@ def compile_step(
         step: the function, as written for eager mode. It remains usable, and calls of both may be mixed. Without it, a
             decorator is returned.
         state: tensors, modules, optimizers or containers of them that the step writes but that are not within its
-            reach.
+            reach; or an iterator over these, such as `model.parameters()`.
         on_unsupported: "raise", or "eager": run a step that cannot be captured in eager mode, with one warning.
         options: see `dovetail.pipeline.options`; `keep_grads=False` leaves `.grad` empty after steps that
             begin by clearing it, and needs less memory.
@@ -98,6 +99,10 @@ def compile_step(
         )
     if not _is_callable(step):
         raise BadOptionValue(option="step", value=step, reason="it is called with a batch", expected="a function")
+    state = tuple(state) if isinstance(state, Iterator) else state
+    if state is None or isinstance(state, _PLAIN):
+        reason = "it says what a step writes that is not within its reach"
+        raise BadOptionValue(option="state", value=state, reason=reason, expected="tensors, modules or optimizers")
     return CompiledStep(step, state, on_unsupported == "eager", resolve_options(options, PASS_NAMES, COMPILE_STEP))
 
 
