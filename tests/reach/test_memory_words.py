@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import sys
+import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -44,6 +45,18 @@ def _function(value: Any) -> FunctionType:
     return sample
 
 
+_REFERRED: list[Any] = []  # what weak references lead to, while it is here
+
+
+def _referred(draw: random.Random) -> weakref.ref[Any]:
+    _REFERRED.append(draw.choice([Item(1), torch.ones(2), {1, 2}]))
+    return weakref.ref(_REFERRED[-1])
+
+
+def _let_go(reference: weakref.ref[Any]) -> None:
+    _REFERRED[:] = [item for item in _REFERRED if item is not reference()]
+
+
 def _leaf(draw: random.Random) -> Any:
     tensor = torch.ones(draw.randint(1, 3))
     return draw.choice(
@@ -59,13 +72,14 @@ def _value(draw: random.Random, depth: int = 3) -> Any:
     named = {f"k{n}": x for n, x in enumerate(held)}
     kinds: list[Callable[[], Any]] = [lambda: held, lambda: tuple(held), lambda: named]
     kinds += [lambda: _function(held)]
+    kinds += [lambda: _referred(draw)]
     kinds += [lambda: OrderedDict(named), lambda: defaultdict(list, named), lambda: deque(held, 7), lambda: {1, 2}]
-    return draw.choice(kinds[:4] if draw.random() < 0.8 else kinds)()
+    return draw.choice(kinds[:5] if draw.random() < 0.8 else kinds)()
 
 
 def _taken(snapshot: Snapshot, value: Any) -> None:
     """Note what a value holds, and what that holds."""
-    if isinstance(value, list | tuple | dict | deque | set | FunctionType) and not snapshot.has(value):
+    if isinstance(value, list | tuple | dict | deque | set | FunctionType | weakref.ref) and not snapshot.has(value):
         for each in snapshot.take(value):
             _taken(snapshot, each)
 
@@ -142,6 +156,8 @@ class _World:
             found.append((lambda v=value: getattr(v, "note", 0), lambda x, v=value: setattr(v, "note", x)))
             self._inside(value.__defaults__, found)
             self._inside(vars(value), found)
+        elif isinstance(value, weakref.ref):
+            found.append((lambda v=value: v, lambda _, v=value: _let_go(v)))
         elif isinstance(value, deque):
             found.append((lambda v=value: list(v), lambda x, v=value: (v.clear(), v.extend(_many(x)))))
         if isinstance(value, list | tuple | dict):
@@ -233,6 +249,27 @@ def test_another_list_in_the_place_of_one_that_is_compared(monkeypatch: pytest.M
             assert not guard.holds()
             cell.cell_contents = make([1.0, 2.0])
             assert guard.holds()
+
+
+def test_weak_references_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    ask_memory_always(monkeypatch)
+    weights = [torch.ones(2), torch.zeros(3)]
+    cell = CellType([weakref.ref(weight) for weight in weights])
+    slots = Guarded(Snapshot(), cells=[(cell, "x", cell.cell_contents)])
+    _taken(slots.snapshot, cell.cell_contents)
+    guard = PythonGuard(slots)
+    del slots
+    assert guard.holds()
+    with monkeypatch.context() as patch:
+        patch.setattr(PythonGuard, "_holds_one_by_one", lambda _: pytest.fail("compared in Python"))
+        assert guard.holds()
+    cell.cell_contents[0] = weakref.ref(weights[1])
+    assert not guard.holds()
+    cell.cell_contents[0] = weakref.ref(weights[0])
+    assert guard.holds()
+    del weights[0]
+    gc.collect()
+    assert not guard.holds()
 
 
 def test_of_an_input_in_a_variable_only_the_type_counts(monkeypatch: pytest.MonkeyPatch) -> None:

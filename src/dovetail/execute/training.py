@@ -24,7 +24,14 @@ from dovetail.execute.graph import CompiledGraph
 from dovetail.execute.retained_gradients import Results, keep_gradient, kept_in_call, refuse_second_order
 from dovetail.execute.second_order import HINT, Circumstances, Kept, differentiable_gradients
 from dovetail.ir.calling import LIKE_OUTPUT, Arrival
-from dovetail.torch_compat.autograd import backward_keeps_graph, drop_saved_tensors, version_of, viewed_tensor
+from dovetail.torch_compat.autograd import (
+    apply_without_transforms,
+    backward_keeps_graph,
+    drop_saved_tensors,
+    transform_is_active,
+    version_of,
+    viewed_tensor,
+)
 from dovetail.torch_compat.dynamo import not_traced
 from dovetail.torch_compat.subclasses import is_wrapper, put_together, take_apart
 
@@ -36,7 +43,8 @@ class TrainingGraph(CompiledGraph):
         for index in self.unreached:
             inputs[index] = inputs[index].detach()
         call = _Call(self)
-        results: tuple[Any, ...] = _CompiledFunction.apply(call, *inputs)
+        apply = _CompiledFunction.apply if transform_is_active() else _apply
+        results: tuple[Any, ...] = apply(call, *inputs)
         inputs.clear()
         return call.merge(results)
 
@@ -161,6 +169,9 @@ class _CompiledFunction(torch.autograd.Function):
             (target,) = graph.tensors_of([role.constant]) if role.constant else [state.inputs_written_late[role.input]]
             target.copy_(made[position])
         return tuple(results)
+
+
+_apply = apply_without_transforms(_CompiledFunction)
 
 
 def _arrivals(

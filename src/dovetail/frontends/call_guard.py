@@ -110,9 +110,9 @@ class CallGuard:
         count, names: of the arguments by place, and by name, none of which is a container.
         """
         expected = self._arguments
-        if self._surely_are is None or expected.attributes or self._without_gradient or self._also_read:
+        if self._surely_are is None or expected.attributes or self._without_gradient:
             return None
-        numbers, lifted = self._numbers, expected.lifted
+        numbers, lifted, also_read = self._numbers, expected.lifted, self._also_read
         total, plain, modes, pick_leaves = len(self._ids), expected.plain, self._are_modes, self._tensor_leaves
         held, are, reads, pick = self._held.now, self._surely_are, self.reads, self._inputs
         holds = reads.holds
@@ -134,13 +134,10 @@ class CallGuard:
                 tensors = pick_leaves(leaves)
             if has_held:
                 tensors = (*tensors, *held())
-            known = reads.tensors
-            if (
-                not may_be_asked(tensors)
-                or not are(*tensors)
-                or len(known.union(map(id, tensors))) != total + len(known)
-                or not holds()
-            ):
+            ids, known = set(map(id, tensors)), reads.tensors
+            if len(ids) != total or not (known.isdisjoint(ids) or known & ids <= also_read):
+                return None
+            if not may_be_asked(tensors) or not are(*tensors) or not holds():
                 return None
             found = tensors if is_in_order else pick(tensors)
             if numbers is None:

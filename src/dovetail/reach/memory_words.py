@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
+from types import FunctionType
 from typing import Any, TypeAlias
 
 from dovetail.reach.contents import MISSING
@@ -97,11 +98,18 @@ class WordList:
     """Words as they are put together. Nothing of the user's is kept alive by them."""
 
     def __init__(self) -> None:
-        """Begin with none. Raises: NotInWords where the layout of objects is not known."""
+        """Begin with none. Raises: NotInWords where the layout of objects is not known.
+
+        slots_of: for classes of objects that are no containers, where one has its parts.
+        """
         layout = object_layout()
         if layout is None:
             raise NotInWords
         self.layout: ObjectLayout = layout
+        self.slots_of: dict[type, Callable[[Any], list[int]]] = {
+            FunctionType: self.slots_of_function,
+            weakref.ref: lambda reference: [id(reference) + layout.referent],
+        }
         self._pairs: list[tuple[int, int]] = []
         self._checks: dict[int, Check] = {}
         self.new: list[LookedInto] = []

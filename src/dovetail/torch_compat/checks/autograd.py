@@ -34,11 +34,7 @@ class _Probe(torch.autograd.Function):
 class _Dropping(torch.autograd.Function):
     """The identity, whose backward releases what it saved and then looks for it."""
 
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, seen: list[object]) -> torch.Tensor:
-        ctx.seen = seen
-        ctx.save_for_backward(x)
-        return x.clone()
+    forward = _Probe.forward
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, None]:
@@ -145,6 +141,12 @@ def check_asks_where_or_how_often() -> str | None:
     with Mode():
         tensor.data_ptr(), tensor._version, tensor.dim()
     return first_difference(("what is asked for", told, [True, True, False]))
+
+
+def check_apply_without_transforms() -> str | None:
+    """Autograd sees a function that is applied so."""
+    made = autograd.apply_without_transforms(_Probe)(torch.ones(2, requires_grad=True), [])
+    return first_difference(("its node", type(made.grad_fn).__name__, "_ProbeBackward"))
 
 
 def check_has_gradient_hooks() -> str | None:
@@ -383,6 +385,7 @@ CHECKS = (
     check_next_sequence_number,
     check_running_node_name,
     check_running_sequence_number,
+    check_apply_without_transforms,
     check_has_gradient_hooks,
     check_version_of,
     check_asks_where_or_how_often,
