@@ -174,3 +174,36 @@ def test_the_same_weight_behind_a_size_that_data_decide() -> None:
     for number in range(4):
         x = torch.randn(8, 4, generator=torch.Generator().manual_seed(number))
         assert torch.equal(compiled(x), function(x))
+
+
+class _Listed(nn.Module):
+    """Holds its weights in a list as well, as recurrent layers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.ones(3)), nn.Parameter(torch.full((3,), 2.0))
+        self.weights = [self.a, self.b]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return sum((x * weight for weight in self.weights if weight is not self.b), x * self.b)
+
+
+def test_weights_that_a_module_holds_twice() -> None:
+    module, x = _Listed(), torch.tensor([1.0, 2.0, 3.0])
+    compiled = dovetail.compile(module, max_variants=20)
+
+    def expect_the_same(given: Tensor = x) -> None:
+        for _ in range(4):  # the third of a kind is a quick call
+            assert torch.equal(compiled(given), module(given))
+
+    expect_the_same()
+    expect_the_same(module.b)
+    module.a = nn.Parameter(torch.full((3,), 5.0))
+    expect_the_same()
+    module.weights[0] = module.a
+    expect_the_same()
+    module.b = module.weights[0]
+    expect_the_same()
+    expect_the_same(module.a)
+    module.weights = [nn.Parameter(torch.zeros(3)), module.b]
+    expect_the_same()

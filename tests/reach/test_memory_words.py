@@ -207,7 +207,7 @@ def test_words_say_what_python_says(is_bound: bool, monkeypatch: pytest.MonkeyPa
                 del before
                 if draw.random() < 0.05:
                     gc.collect()
-    assert held > 20
+    assert held > 10
 
 
 def _twin(value: Any) -> Any:
