@@ -25,6 +25,7 @@ from dovetail.ir.signature import WriteKind
 from dovetail.ops.facts import facts_of
 from dovetail.ops.prims import copy_into
 from dovetail.ops.views import replay
+from dovetail.torch_compat.autograd import set_version, version_of
 from dovetail.torch_compat.modes import set_switches
 from dovetail.torch_compat.subclasses import put_together
 
@@ -41,7 +42,8 @@ class CompiledGraph:
     otherwise they are first laid out like their output. unreached: computed inputs that no gradient reaches, which
     autograd must not see: it would walk on to what they were computed from, and let go of what is saved there.
     residual_inputs: for residuals that are the new contents of an input, by their place: that input. counted_only:
-    inputs that hold what the program should write: their version counters move. source: the compiled function itself,
+    inputs that hold what the program should write: their version counters move. uncounted: inputs that the program
+    writes, and whose version counters stay. source: the compiled function itself,
     where second derivatives are wanted. donated: inputs whose contents are lost. direct: forward, where the user gets
     what it returns for inputs and constants without gradients, and the wrapper has nothing to do. left_modes: modes of
     torch that each call leaves so, as `torch_compat.modes.switches` names them.
@@ -60,6 +62,7 @@ class CompiledGraph:
     written_in_backward: tuple[int, ...] = ()
     residual_inputs: Mapping[int, int] = field(default_factory=dict)
     counted_only: tuple[int, ...] = ()
+    uncounted: tuple[int, ...] = ()
     donated: Donated = NOTHING_DONATED
     any_layout: bool = True
     source: Recomputation | None = None
@@ -169,9 +172,13 @@ class CompiledGraph:
         written = [_target(w, inputs[w.input]) for w in self._copies]
         kept = {place: inputs[index] for place, index in self.residual_inputs.items()}
         counted = [inputs[index] for index in self.counted_only]
+        numbered = [inputs[index] for index in self.uncounted if not inputs[index].is_inference()]
+        versions = list(map(version_of, numbered))
         self.donated.count(inputs)
         self.donated.take(inputs)
         results = list(self.forward(inputs))
+        for target, version in zip(numbered, versions, strict=True):
+            set_version(target, version)
         for target in counted:
             torch.autograd.graph.increment_version(target)
         self._write_back(written, results)

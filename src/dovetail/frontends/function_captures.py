@@ -56,19 +56,24 @@ Ready: TypeAlias = tuple[CompiledGraph, Sequence[Any], Structure]
 
 @dataclass(frozen=True, slots=True)
 class QuickCall:
-    """Calls of one kind that come again and again: inputs are found, and results are put together, in one go.
-
-    graph: as long as it is the only one of the variant.
-    """
+    """Calls of one kind that come again and again: inputs are found in one go."""
 
     variant: FunctionVariant
-    graph: CompiledGraph
     inputs: QuickInputs
 
-    @property
-    def is_current(self) -> bool:
-        """Whether the graph is for every call of the variant still, as far as that is known."""
-        return self.variant.runner.graphs.only is self.graph
+    def ready(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Ready | None:
+        """What runs a call, and with what; None for one of which the guard has to tell."""
+        taken = self.inputs(args, kwargs)
+        if taken is None:
+            return None
+        runner, guard = self.variant.runner, self.variant.guard
+        graph, known = runner.graphs.only, guard.fact_count
+        if graph is None:
+            chosen = runner.graphs.select(taken)
+            if chosen is None or guard.fact_count != known:
+                return None  # another way of sharing memory has shown more about the numbers
+            graph, taken = chosen
+        return graph, taken, runner.output_spec
 
 
 _WHATEVER_SIZES = (TensorsSeen, ObjectSeen)  # why recordings fail, whether sizes are symbols or not
@@ -97,13 +102,13 @@ class FunctionCaptures:
     def ready(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Ready | None:
         """A call's graph, its inputs, how results are put together; None for eager mode. Raises: DovetailError."""
         cache, quick = self._cache, self._quick
-        if quick is not None and quick.is_current:
+        if quick is not None:
             with RECORDING:
-                inputs = quick.inputs(args, kwargs)
-            if inputs is not None:
+                found = quick.ready(args, kwargs)
+            if found is not None:
                 quick.variant.calls += 1
                 cache.fitted(quick.variant)
-                return quick.graph, inputs, quick.variant.runner.output_spec
+                return found
         self._raised = None
         if cache.patience.waits():
             return None
@@ -234,11 +239,9 @@ class FunctionCaptures:
         count, names: of the arguments by place, and by name, none of which is a container.
         """
         is_again, self._last = self._last is variant, variant
-        graph, quick = variant.runner.graphs.only, self._quick
-        is_known = quick is not None and quick.variant is variant and quick.is_current
-        if is_again and graph is not None and not is_known:
+        if is_again and (self._quick is None or self._quick.variant is not variant):
             inputs = variant.guard.quick_inputs(count, names)
-            self._quick = None if inputs is None else QuickCall(variant, graph, inputs)
+            self._quick = None if inputs is None else QuickCall(variant, inputs)
 
     def added(self, leaves: list[Any], structure: Structure) -> tuple[FunctionVariant, list[Any]] | None:
         """A new variant with its graph for a call, and its inputs; None when no more may be made."""

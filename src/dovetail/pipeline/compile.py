@@ -36,7 +36,7 @@ from dovetail.partition.whole.forced import recompute_as_asked
 from dovetail.passes.inplace import PlanMemory
 from dovetail.pipeline.arena import code_of
 from dovetail.pipeline.compile_trace import LIKELY
-from dovetail.pipeline.copies_back import counted_only
+from dovetail.pipeline.copies_back import counted_only, uncounted
 from dovetail.pipeline.differential import verify_same_results
 from dovetail.pipeline.donation import late_writes, offer_inputs
 from dovetail.pipeline.driver import StepRecord, elapsed_us, run_passes, writes
@@ -141,6 +141,7 @@ class _GraphCompiler:
             passed=self._recording.passed_results() if trains else {},
             residual_inputs=_residual_inputs(split.forward, plan),
             counted_only=counted_only(split.forward, plan),
+            uncounted=uncounted(split.forward, plan),
             donated=self._donated,
             left_modes=self._recording.left_modes,
             written_in_backward=tuple(

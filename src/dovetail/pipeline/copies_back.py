@@ -16,7 +16,7 @@ from dovetail.ir.calling import CallPlan, WriteBack, is_carried_out
 from dovetail.ir.draft import Draft
 from dovetail.ir.program import Node, Operand, Program, Stage, TensorMeta, Value, values_in
 from dovetail.ir.signature import GradientBase, SharedBytes, WriteKind
-from dovetail.ops.facts import written_values
+from dovetail.ops.facts import hidden_writes, written_values
 from dovetail.ops.views import view_node, viewed_meta
 from dovetail.torch_compat.dispatch import Overload
 
@@ -24,10 +24,10 @@ from dovetail.torch_compat.dispatch import Overload
 def carry_out_writes(forward: Program, plan: CallPlan) -> Program:
     """The program with copies at its end; it returns what they wrote in place of the new contents.
 
-    Left to the wrapper: writes that autograd follows or that nothing counts, those to memory that inputs share, and
-    those to inputs whose old contents the program returns.
+    Left to the wrapper: writes that autograd follows, those to memory that inputs share, and those to inputs whose old
+    contents the program returns.
     """
-    carries = any(write.kind is WriteKind.UNTRACKED for write in plan.writes)
+    carries = any(write.kind is not WriteKind.TRACKED for write in plan.writes)
     if not carries or any(isinstance(role, SharedBytes | GradientBase) for role in forward.signature.inputs):
         return forward
     forward = _with_inputs_apart(forward)
@@ -36,7 +36,7 @@ def carry_out_writes(forward: Program, plan: CallPlan) -> Program:
     outputs = list(forward.outputs)
     for write in plan.writes:
         new, target = outputs[write.slot], forward.inputs[write.input]
-        if write.kind is not WriteKind.UNTRACKED or not isinstance(new, Value) or not target.is_tensor:
+        if write.kind is WriteKind.TRACKED or not isinstance(new, Value) or not target.is_tensor:
             continue
         others = [v for i, o in enumerate(outputs) if i != write.slot and o is not new for v in values_in(o)]
         if any(v.is_tensor and v.tensor.storage == target.tensor.storage for v in others) or new is target:
@@ -86,6 +86,16 @@ def counted_only(forward: Program, plan: CallPlan) -> tuple[int, ...]:
     written = written_inputs(forward, forward.nodes)
     carried = [w.input for w in plan.writes if w.kind is WriteKind.UNTRACKED and is_carried_out(forward, w)]
     return tuple(i for i in dict.fromkeys(carried) if i not in written)
+
+
+def uncounted(forward: Program, plan: CallPlan) -> tuple[int, ...]:
+    """Inputs whose version counters stay, and that operators write that move them: eager mode's do not."""
+    carried = [w.input for w in plan.writes if w.kind is WriteKind.HIDDEN and is_carried_out(forward, w)]
+    if not carried:
+        return ()
+    counting = [node for node in forward.nodes if not hidden_writes(node.target, node.args, dict(node.kwargs))]
+    written = written_inputs(forward, counting)
+    return tuple(index for index in dict.fromkeys(carried) if index in written)
 
 
 def written_inputs(forward: Program, nodes: Iterable[Node]) -> set[int]:

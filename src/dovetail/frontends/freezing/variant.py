@@ -20,7 +20,7 @@ from dovetail.frontends.structure import Structure
 from dovetail.frontends.variant_cache import Variant
 from dovetail.ir.plan_inputs import inputs_touched
 from dovetail.ir.sizes import Number
-from dovetail.pipeline.copies_back import counted_only
+from dovetail.pipeline.copies_back import counted_only, uncounted
 from dovetail.pipeline.freezing import Folded, Unfolded
 from dovetail.torch_compat.dispatch import storage_key
 from dovetail.torch_compat.modes import set_gradients
@@ -162,6 +162,7 @@ class FrozenRunner:
                 constants=self._held,
                 outputs=len(plan.differentiable),
                 counted_only=counted_only(code.program, plan),
+                uncounted=uncounted(code.program, plan),
             )
         return self._graph
 
