@@ -158,3 +158,20 @@ def test_what_a_function_closes_over() -> None:
 def test_a_shallow_copy() -> None:
     compiled = copy.copy(dovetail.compile(lambda x: x + 1))
     assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
+
+
+def test_what_eager_mode_refuses_where_inputs_share_memory_it_refuses_in_later_calls() -> None:
+    """It was an error of dovetail's, about a recording, where a call had come before in which they do not."""
+
+    def function(table: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+        return table[1:3].mul_(row)
+
+    compiled, memory = dovetail.compile(function), torch.randn(6, 4)
+    compiled(torch.randn(4, 4), torch.randn(4))
+    for _ in range(2):
+        before = memory.clone()
+        with pytest.raises(RuntimeError, match="single memory location"):
+            compiled(memory[:4], memory[2])
+        assert torch.equal(memory, before)
+    given = memory[4].clone(), memory[:4].clone()
+    assert torch.equal(compiled(memory[:4], memory[4]), function(given[1], given[0]))

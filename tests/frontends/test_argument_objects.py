@@ -254,6 +254,48 @@ def test_gradients_reach_tensors_in_objects() -> None:
     assert compiled.stats.captures == 2
 
 
+@pytest.mark.parametrize("cls", [Batch, Encoded, Sample])
+@pytest.mark.parametrize("is_loss", [True, False])
+def test_gradients_where_not_all_of_an_object_is_read(cls: Any, is_loss: bool) -> None:
+    """Backward is recorded by itself, and was taken for code that had read everything."""
+    module = nn.Linear(8, 8)
+
+    def function(batch: Any) -> Tensor:
+        h = module(batch.x)
+        return h.square().mean() if is_loss else h
+
+    compiled = dovetail.compile(function)
+    for seed in range(4):
+        grads = []
+        for call in (compiled, function):
+            module.zero_grad()
+            out = call(cls(*tensors(seed)))
+            out.backward(torch.ones_like(out))
+            grads.append(module.weight.grad)
+        assert torch.equal(*grads)  # type: ignore[arg-type]
+    assert compiled.stats.captures <= 2
+
+
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, batch: Any) -> Tensor:
+        ctx.batch = batch
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        return grad * len(ctx.batch.name), None
+
+
+def test_what_only_backward_reads_is_not_anything() -> None:
+    compiled, x = dovetail.compile(lambda batch: Scaled.apply(batch.x, batch).sum()), torch.ones(2)
+    for name in ("a", "bc", "def"):
+        leaf = x.clone().requires_grad_()
+        compiled(Sample(leaf, x, name=name)).backward()
+        assert leaf.grad is not None
+        assert leaf.grad.tolist() == [len(name)] * 2
+
+
 def test_writes_to_tensors_in_objects() -> None:
     def function(batch: Any) -> Tensor:
         batch.x[0] = batch.y[1]

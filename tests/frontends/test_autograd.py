@@ -137,6 +137,38 @@ def test_custom_functions_and_hooks_are_recorded_as_they_run(compile_: Compile) 
     assert torch.equal(torch.autograd.grad(compile_(f)(x).sum(), x)[0], expected)
 
 
+class _Counting(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, log: list[int]) -> Tensor:
+        ctx.calls, ctx.stack, ctx.log, ctx.gone = 0, [[2.0], {"a": [3.0]}], log, 5.0
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        ctx.calls += 1
+        factor = ctx.calls * ctx.stack[1]["a"].pop() * ctx.stack.pop(0)[0] * ctx.gone
+        del ctx.gone
+        return grad * factor, None
+
+
+@pytest.mark.parametrize("pattern", [(0,), (1,), (0, 1), (2,), (0, 2)])
+def test_each_backward_finds_the_nodes_as_forward_left_them(pattern: tuple[int, ...]) -> None:
+    """Backward is recorded for one set of results after the other, and changes what nodes hold."""
+
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        y = _Counting.apply(x, [])
+        return y, y.sum(), x.exp()
+
+    compiled, grads = dovetail.compile(function), []
+    for call in (function, compiled, compiled):
+        x = torch.arange(3.0).requires_grad_()
+        results = call(x)
+        torch.autograd.backward([results[n] for n in pattern], [torch.ones_like(results[n]) for n in pattern])
+        grads.append(x.grad)
+    assert torch.equal(grads[1], grads[0])
+    assert torch.equal(grads[2], grads[0])
+
+
 def test_residuals_are_released_by_backward() -> None:
     x = torch.randn(10, requires_grad=True)
     result = dovetail.compile(lambda x: x.exp().sin().exp())(x)

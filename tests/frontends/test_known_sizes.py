@@ -40,11 +40,24 @@ def test_least_squares(shape: tuple[int, ...], driver: str | None) -> None:
     )
 
 
-@pytest.mark.parametrize("reduction", ["none", "sum"])
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
 def test_ctc_loss_with_lengths_that_are_numbers(reduction: str) -> None:
     torch.manual_seed(0)
     labels = torch.randint(1, 5, (2, 4))
     _same_with_gradients(
         lambda x: functional.ctc_loss(x.log_softmax(2), labels, [10, 9], [4, 3], reduction=reduction),
         torch.randn(10, 2, 5),
+    )
+
+
+def test_mean_ctc_loss_of_one_row_and_of_none() -> None:
+    """The mean is divided by the lengths of the labels, at least by 1."""
+    torch.manual_seed(0)
+    labels, none = torch.randint(1, 5, (4,)), torch.zeros(2, 3, dtype=torch.int64)
+    _same_with_gradients(
+        lambda x: (
+            functional.ctc_loss(x[:, 0].log_softmax(1), labels, (10,), (4,))
+            + functional.ctc_loss(x.log_softmax(2), none, (10, 2), (0, 3), zero_infinity=True)
+        ),
+        torch.randn(10, 2, 5, dtype=torch.float64),
     )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+from functools import partial
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -72,3 +75,47 @@ def test_a_step_belongs_to_its_object() -> None:
         assert torch.equal(compiled.net.weight, eager.net.weight)
     assert _Training.step.stats.captures in (2, 3, 4)  # an object may get the address of one that is gone
     assert _Training.step.__doc__ == "One step."
+
+
+class _Scaled:
+    def times(self, x: Tensor, y: float = 2.0) -> Tensor:
+        """x, y times."""
+        return x * y
+
+    @classmethod
+    def made(cls, x: Tensor) -> Tensor:
+        return x
+
+    @dovetail.compile
+    def halved(self, x: Tensor) -> Tensor:
+        """Half of x."""
+        return x / 2
+
+    def __call__(self, x: Tensor, *, flag: bool = False) -> Tensor:
+        return x
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        _Scaled().times,
+        _Scaled.times,
+        _Scaled.made,
+        _Scaled(),
+        partial(_Scaled().times, y=3.0),
+        nn.Linear(2, 2),
+        nn.Linear(2, 2).forward,
+    ],
+)
+def test_what_is_compiled_says_what_it_takes(target: Any) -> None:
+    """A method seemed to take its object as an argument, and a module seemed to have no signature."""
+    compiled = dovetail.compile(target)
+    assert inspect.signature(compiled) == inspect.signature(target)
+    assert compiled.__doc__ == target.__doc__
+
+
+def test_a_compiled_method_takes_no_object() -> None:
+    assert str(inspect.signature(_Scaled().halved)) == "(x: 'Tensor') -> 'Tensor'"
+    assert _Scaled().halved.__doc__ == "Half of x."
+    with pytest.raises(ValueError, match="no signature"):
+        inspect.signature(dovetail.compile(torch.sin))

@@ -9,9 +9,12 @@ vectors may be wanted. So while such a function runs, decompositions are recorde
 *Sizes*: C++ computes the size of a resampled image from plain numbers, so that symbolic sizes would be fixed. Here the
 operator is called for a size that is computed in Python. `symbolic_forms` has other functions.
 
+*Lengths*: `ctc_loss` divides by a tensor of those that are numbers. It writes into its memory: fakes have none.
+
 *Checks*: of values, see `checks_of_values`.
 
-Source: `_may_require_fw_or_bw_grad` (BatchLinearAlgebra.cpp) and `compute_output_size` (UpSample.h) of torch.
+Source: `_may_require_fw_or_bw_grad` (BatchLinearAlgebra.cpp), `compute_output_size` (UpSample.h) and `ctc_loss_impl`
+(LossCTC.cpp) of torch.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch.nn.functional import interpolate
+from torch.nn.functional import ctc_loss, interpolate
 from torch.overrides import TorchFunctionMode
 
 from dovetail.capture.checks_of_values import check_values
@@ -48,6 +51,9 @@ _OF_VALUES = frozenset(
 )
 _SVD = frozenset({torch.svd, _Tensor.svd})  # values alone where the code says so
 _PLACE = 2  # of the argument that says so
+_IN_PYTHON = frozenset({interpolate, ctc_loss, torch.stft, _Tensor.stft})
+_NONE, _MEAN = 0, 1  # reductions
+_CTC_OPTIONS = 3
 
 
 @contextmanager
@@ -72,14 +78,13 @@ class _EagerChoices(TorchFunctionMode):
         if (func in _OF_VALUES or (func in _SVD and not _wants_vectors(args, keywords))) and not transform_is_active():
             with WithoutVectors():
                 return func(*args, **keywords)
-        if func is interpolate and args and has_symbols(args[0]):
-            with self:
-                return without_modes_asked(interpolate)(*args, **keywords)
-        if func in (torch.stft, _Tensor.stft) and args and has_symbols(args[0]):
+        if func in _IN_PYTHON and args and (func is ctc_loss or has_symbols(args[0])):
             with self:
                 return without_modes_asked(func)(*args, **keywords)
         if func in RESAMPLING and not keywords and has_symbols(args[0]):
             return _resampled(func, args)
+        if func is torch.ctc_loss and not keywords and _divides_by_numbers(*args):
+            return _mean_ctc_loss(*args)
         form = symbolic_form(func, args, keywords)
         if form is not None:
             return form(*args, **keywords)
@@ -111,3 +116,18 @@ def _resampled(func: Any, args: Sequence[Any]) -> Any:
 
 def _scaled(size: Any, factor: float) -> Any:
     return size * int(factor) if float(factor).is_integer() else torch.sym_int(size * factor)
+
+
+def _divides_by_numbers(log_probs: Any, targets: Any, lengths: Any, target_lengths: Any, *more: Any) -> bool:
+    """Whether a call of `ctc_loss` with all its arguments wants the mean over lengths that are numbers."""
+    is_known = isinstance(target_lengths, list | tuple) and all(type(one) is int for one in target_lengths)
+    return is_known and len(more) == _CTC_OPTIONS and more[1] == _MEAN
+
+
+def _mean_ctc_loss(
+    log_probs: Any, targets: Any, lengths: Any, target_lengths: Any, blank: int, _: int, zero_infinity: bool
+) -> Any:
+    """What C++ computes of the losses."""
+    losses = torch.ctc_loss(log_probs, targets, lengths, target_lengths, blank, _NONE, zero_infinity)
+    letters = torch.tensor(target_lengths, dtype=losses.dtype, device=losses.device)
+    return (losses / letters.clamp_min(1)).mean()

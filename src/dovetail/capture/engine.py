@@ -10,6 +10,7 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.checkpoint import CheckpointFunction
 
+from dovetail.capture.node_state import nodes_left_alone
 from dovetail.capture.origins import OriginTracker
 from dovetail.errors import BackwardInside, GradientOfResult, UnsupportedTensor
 from dovetail.torch_compat.autograd import refused_backward, running_node_name, viewed_tensor
@@ -33,6 +34,13 @@ def gradients_of(
     `torch.autograd.grad` is refused by a reentrant checkpoint, which runs a backward of its own that accumulates into
     `.grad`; with one in the graph, this does the same, and puts every `.grad` back. Raises: UnsupportedTensor.
     """
+    with nodes_left_alone(outputs):
+        return _gradients_of(outputs, leaves, arriving, between)
+
+
+def _gradients_of(
+    outputs: Sequence[Any], leaves: Sequence[Any], arriving: Sequence[torch.Tensor], between: int
+) -> list[torch.Tensor | None]:
     if not _has_reentrant_checkpoint(outputs):
         with _ending_at(leaf for leaf in leaves[: len(leaves) - between] if isinstance(leaf, GradientEdge)):
             return list(torch.autograd.grad(outputs, leaves, arriving, allow_unused=True, retain_graph=True))

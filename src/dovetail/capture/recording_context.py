@@ -163,6 +163,10 @@ def _told(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}"
 
 
+class TakenOtherwise(Exception):
+    """The code cannot do with what it was given: whoever records the call is to take it otherwise."""
+
+
 def wants_known_sizes(error: BaseException | None) -> bool:
     """Whether code of torch's raised because sizes are symbols: eager mode, which knows them, would not."""
     return isinstance(error, RuntimeError) and _WITHOUT_SYMBOLS.search(str(error)) is not None

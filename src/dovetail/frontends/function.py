@@ -9,6 +9,7 @@ calls run in eager mode, with a warning.
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import FunctionType, MethodType
@@ -84,6 +85,7 @@ class CompiledFunction:
         name = identifier(getattr(target, "__name__", type(target).__name__))
         self._cache = VariantCache[FunctionVariant](name, options.max_variants)
         self._captures = FunctionCaptures(target, self._cache, options, self._donation)
+        vars(self)["__doc__"] = target.__doc__
 
     @not_traced
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -133,7 +135,10 @@ class CompiledFunction:
     def __getattr__(self, name: str) -> Any:
         if "_target" not in self.__dict__:  # while it is copied
             raise AttributeError(name)
-        return getattr(self.__dict__["_target"], name)
+        target = self.__dict__["_target"]
+        if name == "__signature__":  # `inspect.signature` would take a method for its function
+            return _signature(target)
+        return getattr(target, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _OWN_ATTRIBUTES:
@@ -157,3 +162,10 @@ class CompiledFunction:
     def stats(self) -> Stats:
         """What happened so far."""
         return self._cache.stats
+
+
+def _signature(target: Callable[..., Any]) -> inspect.Signature:
+    try:
+        return inspect.signature(target)
+    except ValueError as error:  # of a function of C
+        raise AttributeError("__signature__") from error

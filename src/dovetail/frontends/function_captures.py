@@ -133,21 +133,21 @@ class FunctionCaptures:
             found = cache.find(leaves, structure)
             if found is None and (self._open(leaves, structure) or self._hand_in()):
                 continue
-            if found is None:
-                cache.counts.misses += 1
-                try:
+            try:
+                if found is None:
+                    cache.counts.misses += 1
                     found = self.added(leaves, structure)
-                except DovetailError as error:
-                    if self._takes_otherwise(error, structure, undone):
-                        continue
-                    if not (self._may_be_prepared(error, leaves, structure) or self._is_left_to_eager_mode(error)):
-                        raise
-            if found is None:
+                if found is None:
+                    return None
+                (variant, inputs), known = found, found[0].guard.fact_count
+                chosen = variant.runner.graphs.select(inputs)  # records again where they share memory in a new way
+            except DovetailError as error:
+                if self._takes_otherwise(error, structure, undone):
+                    continue
+                if not (self._may_be_prepared(error, leaves, structure) or self._is_left_to_eager_mode(error)):
+                    raise
                 return None
-            variant, inputs = found
-            guard, graphs, known = variant.guard, variant.runner.graphs, variant.guard.fact_count
-            chosen = graphs.select(inputs)
-            if guard.fact_count != known and guard.inputs(leaves, structure) is None:
+            if variant.guard.fact_count != known and variant.guard.inputs(leaves, structure) is None:
                 continue  # another way of sharing memory has shown more about the numbers
             if chosen is None:
                 cache.refuse(lambda: "inputs share memory in a new way")

@@ -237,7 +237,7 @@ class CallRecorder:
             self._put_back_on_failure(),
             replaced_tensors(self._slots, shown, leaves_attributes=not self._watches),
             self._numbers_put(inputs := [stand_in.seen for stand_in in recording.stand_ins]),
-            self.objects.put(self._shown(inputs)),
+            self.objects.put(self._shown(inputs), recording),
             module_names(recording.origins, self._modules),
             self._watched(own, inputs, shown),
         ):

@@ -13,7 +13,7 @@ import torch
 
 from dovetail.capture.exclusive import RECORDING
 from dovetail.capture.recording import Recording
-from dovetail.capture.recording_context import wants_known_sizes
+from dovetail.capture.recording_context import TakenOtherwise, wants_known_sizes
 from dovetail.errors import CaptureFailed, LateSizeAssumption, MemoryLimitTooLow, UnusableDonation
 from dovetail.execute.backward import CompiledBackward
 from dovetail.execute.compiled import CompiledProgram
@@ -112,7 +112,8 @@ class _GraphCompiler:
         try:
             split = self._lower(self._name, full)
         except CaptureFailed as error:
-            has_other_ways = self._options.dynamic and wants_known_sizes(error.__cause__)
+            cause = error.__cause__
+            has_other_ways = isinstance(cause, TakenOtherwise) or (self._options.dynamic and wants_known_sizes(cause))
             if not trains or self._recording.takes_numbers or has_other_ways:  # with plain numbers it may do
                 raise
             full = self._without_refused(full, error)
