@@ -22,7 +22,7 @@ from dovetail.capture.step_tensors import StepNumber, StepTensor
 from dovetail.capture.step_texts import Texts
 from dovetail.errors import DovetailError, UnsupportedStep
 from dovetail.frontends.argument_objects import ArgumentObjects
-from dovetail.frontends.step.attempts import MoreIsRead, StateToMake, free_locals
+from dovetail.frontends.step.attempts import ManyChoices, MoreIsRead, StateToMake, free_locals
 from dovetail.frontends.step.captured_memory import refuse_set, torch_generators
 from dovetail.frontends.step.containers import Path
 from dovetail.frontends.step.draws import Draws
@@ -38,10 +38,7 @@ from dovetail.frontends.step.noted_calls import HostCall
 from dovetail.frontends.step.number_slots import NumberSlot
 from dovetail.frontends.step.output import STREAMS
 from dovetail.frontends.step.outside import Outside, forget_new_results
-from dovetail.frontends.step.program_inputs import (
-    FoundTensors,
-    number_inputs,
-)
+from dovetail.frontends.step.program_inputs import FoundTensors, number_inputs
 from dovetail.frontends.step.reachable_state import ReachableState
 from dovetail.frontends.step.recorded import Recorded
 from dovetail.frontends.step.results import Results
@@ -169,9 +166,8 @@ class StepCapture:
 
     def _recorded(self, name: str, hints: ItemHints, assume_cleared: bool, calls_hooks: bool) -> Recorded:
         found = self._tensors()
-        tensors, sources = found.tensors, found.sources
-        leaves = self._call.leaves
-        numbers = [StepNumber(number_slot.name, number_slot.read(), number_slot.put) for number_slot in self._numbers]
+        tensors, sources, leaves = found.tensors, found.sources, self._call.leaves
+        numbers = [StepNumber(slot.name, slot.read(), slot.put) for slot in self._numbers]
         for index in sorted(self._lifted_leaves):
             self._leaf_names[index] = self._name(f"argument_{index}")
             numbers.append(StepNumber(self._leaf_names[index], leaves[index], partial(self._show, index)))
@@ -204,8 +200,9 @@ class StepCapture:
                 self._write_only.refuse_after(error)
                 if isinstance(error, UnsupportedStep) and hosts.calls_search:
                     raise SearchCalled from error
-                if recording.recorder.guesses.ran_out or any(error is known for known in outside.to_fill):
-                    raise StateToMake(error) from error
+                fills = any(error is known for known in outside.to_fill)
+                if (many := self._draws.choices.among_many) or recording.recorder.guesses.ran_out or fills:
+                    raise (ManyChoices(many) if many else StateToMake(error)) from error
                 raise
             trees = Trees(recording, self._reachable, self._watcher.was_made)
             writes = list(left.numbers(recording, trees))
