@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -46,6 +46,18 @@ class NumpyNumbers:
             self._known.add(made)
         elif self._known and function not in _OF_PYTHON and any(map(self.may_be, operands)):
             self._computed.add(made)
+
+    def result(self, function: Callable[..., Any], operands: Sequence[Any], now: Mapping[str, Any]) -> float | None:
+        """What a function that fails with numbers of Python's gives of NumPy's: infinity, for one; None without these.
+
+        now: the numbers by the names of values.
+        """
+        if not any(map(self.may_be, operands)):
+            return None
+        given = [now[x.name] if isinstance(x, Value) else x for x in operands]
+        with np.errstate(all="ignore"):
+            found = function(*[np.float64(x) if type(x) is float else x for x in given])
+        return float(found) if isinstance(found, np.float64) else None
 
     def may_be(self, value: Any) -> bool:
         """Whether a value may be a number of NumPy's."""

@@ -300,8 +300,8 @@ class StepRecorder(RecordsSizes):
         return True
 
     def might_give(self, function: Callable[..., Any], operands: tuple[Any, ...]) -> Plain | None:
-        """See `NumberTrace`."""
-        return None
+        """See `NumberTrace`: numbers of NumPy give where Python's fail."""
+        return self.of_numpy.result(function, operands, self.numbers_now)
 
     def expect_number(self, handle: Any, answer: bool) -> bool:
         """See `NumberTrace`."""

@@ -13,6 +13,7 @@ import secrets
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from random import Random
 from types import CodeType, FrameType
 from typing import Any, TypeAlias
 
@@ -61,8 +62,7 @@ class Texts:
     """
 
     def __init__(self) -> None:
-        self._mark = f"\u27ea{secrets.token_hex(8)}:"
-        self._pattern = re.compile(re.escape(self._mark) + r"(\d+)\u27eb")
+        self.know_by(new_mark())
         self._pieces: list[Piece] = []
         self._long: list[tuple[float, Piece, Sequence[str]]] = []
         self.sources: dict[Source, None] = {}
@@ -73,6 +73,11 @@ class Texts:
         self.has_whole_numbers = False
         self.asks_whole_numbers = False
         self.formats_at: Callable[[FrameType], Sequence[str]] = lambda _: ()
+
+    def know_by(self, mark: str) -> None:
+        """Let texts have this mark. Recordings of one call have one, so that they read the same attributes."""
+        self._mark = mark
+        self._pattern = re.compile(re.escape(mark) + r"(\d+)\u27eb")
 
     @property
     def items(self) -> list[Any]:
@@ -100,7 +105,8 @@ class Texts:
         if frame is None or not formats:
             return None
         self._came_up(frame)
-        number = float(f"{1 + secrets.randbelow(10**15) / 10**15:.15f}e{150 + len(self._long)}")
+        digits = Random(f"{self._mark}{len(self._long)}").randrange(10**15)
+        number = float(f"{1 + digits / 10**15:.15f}e{150 + len(self._long)}")
         formats = [text for text in formats if text[-1] not in "srac"]
         self._long.append((number, Piece(item, str), formats))
         return number if type(now) is float else int(number)
@@ -199,6 +205,11 @@ class Texts:
             frame = frame.f_back
         if frame is not None:
             self.hosts.add((frame.f_code, frame.f_lasti))
+
+
+def new_mark() -> str:
+    """What no other text has."""
+    return f"\u27ea{secrets.token_hex(8)}:"
 
 
 class _Percent:

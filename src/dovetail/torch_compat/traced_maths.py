@@ -21,6 +21,7 @@ from torch.nn.modules import rnn
 from torch.nn.utils import clip_grad
 
 from dovetail.torch_compat.data_sizes import without_hint
+from dovetail.torch_compat.traced_methods import METHODS, ROUNDED
 from dovetail.torch_compat.traced_numbers import (
     NumberNode,
     NumberTrace,
@@ -34,7 +35,7 @@ from dovetail.torch_compat.traced_numbers import (
 from dovetail.torch_compat.traced_sequences import SEQUENCE_FUNCTIONS, followed_call
 
 _SYMBOLIC = (torch.SymFloat, torch.SymInt, torch.SymBool)
-_CHOICES = (max, min)
+_CHOICES, _POWER = (max, min), pow
 _OF_MANY = ("frexp", "modf", *dict(SEQUENCE_FUNCTIONS)[math])
 _MATHS = tuple(name for name in vars(math) if callable(getattr(math, name)) and name[0] != "_" and name not in _OF_MANY)
 
@@ -70,6 +71,8 @@ def traced_maths(number_for: Callable[[Any], Any] | None = None) -> Iterator[Non
             for name, of_one in _UNARY.items():
                 change(symbolic, f"__{name}__", functools.partial(_unary, of_one))
             change(symbolic, "__divmod__", lambda _: lambda self, other: (self // other, self % other))
+            for name, make in {**METHODS, **(ROUNDED if symbolic is not torch.SymFloat else {})}.items():
+                change(symbolic, name, make)
             change(symbolic, "__format__", _format)
             change(symbolic, "__hash__", _hash)
             change(symbolic, "__copy__", lambda _: lambda self: self)
@@ -81,6 +84,7 @@ def traced_maths(number_for: Callable[[Any], Any] | None = None) -> Iterator[Non
             is_of_one = owner is math and name in _MATHS
             follow = functools.partial(_traced_function, number_for) if is_of_one else _traced_function_of_sequences
             change(owner, name, functools.partial(_followed, follow))
+        change(builtins, "pow", _power)
         for name in ("max", "min"):
             change(builtins, name, functools.partial(_traced_function, None))
         change(builtins, "isinstance", _instance_question)
@@ -134,6 +138,7 @@ There is one for good, so that it is the same wherever it lies. It calls what is
 function.
 """
 _NUMBERS = (int, float, complex, Decimal, Fraction)
+_TAKE_PLAIN = ("torch", "dovetail", "fractions")  # a fraction of traced numbers would look like one of plain ones
 _COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
 _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     **{name: getattr(operator, name) for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")},
@@ -143,7 +148,7 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
 }
 _ANSWERS = frozenset(_BINARY[name] for name in _COMPARISONS)
 _UNARY: dict[str, Callable[[Any], Any]] = {
-    **{"neg": operator.neg, "pos": operator.pos, "abs": operator.abs},
+    **{"neg": operator.neg, "pos": operator.pos, "abs": operator.abs, "invert": operator.invert},
     **{"floor": math.floor, "ceil": math.ceil, "trunc": math.trunc},
 }
 
@@ -167,6 +172,21 @@ class Formatting:
     def __call__(self, number: Any) -> str:
         """The text."""
         return format(number, self.spec)
+
+
+def _power(before: Callable[..., Any]) -> Callable[..., Any]:
+    """Python's `pow`, which takes a traced number as any of three as well."""
+
+    @functools.wraps(before)
+    def power(base: Any, exp: Any, mod: Any = None) -> Any:
+        first = next(filter(is_traced, (base, exp, mod)), None)
+        if mod is None or first is None:
+            return before(base, exp, mod)
+        given = [x.node if is_traced(x) else first.node.beside(x) for x in (base, exp, mod)]
+        return given[0].apply(_POWER, *given[1:]).wrapped()
+
+    setattr(power, _ORIGINAL, before)
+    return power
 
 
 def _float(item: Any) -> Any:
@@ -216,7 +236,7 @@ def _instance_question(before: Callable[..., bool]) -> Callable[..., bool]:
         if answer or type(item) not in _SYMBOLIC or not before(item.node, NumberNode):
             return answer
         asking = str(sys._getframe(1).f_globals.get("__name__", "")).partition(".")[0]
-        return asking not in ("torch", "dovetail") and before(item.node.now, kinds)
+        return asking not in _TAKE_PLAIN and before(item.node.now, kinds)
 
     setattr(is_instance, _ORIGINAL, before)
     return is_instance

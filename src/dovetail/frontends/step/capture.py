@@ -88,7 +88,7 @@ class StepCapture:
         self._options = options
         self._names: set[str] = set()
         self._numbers, self.hyperparameters = number_inputs(reachable, lifted.slots, guarded, self._name)
-        kept, self._also_read, self._drawing, self._turned = shown.kept, shown.read, shown.drawing, shown.turned
+        kept, self._drawing = shown.kept, shown.drawing
         self._write_only = WriteOnlyContainers(reachable, sorted(shown.write_only, key=repr))
         found = [slot for slot in (reachable.slots if kept else ()) if slot.path in kept]
         self._kept = [NumberSlot.at(slot) for slot in found if isinstance(slot.read(), torch.Tensor)]
@@ -192,7 +192,7 @@ class StepCapture:
                 self._write_only.refuse_after()
                 late.end()
                 newly = overwritten(self._watcher.reads, self._reachable)
-                left = LeftBehind(self._reachable, self._numbers, self.lifted, newly, self._also_read, self._turned)
+                left = LeftBehind(self._reachable, self._numbers, self.lifted, newly, self._ways)
                 left.is_drawn, left.write_only = self._draws.explain, self._write_only.paths
                 left.find_write_only()
                 check_texts(recording.recorder)
@@ -259,6 +259,7 @@ class StepCapture:
         told = {"dynamic": self._ways.has_free_sizes, "line_of": self._reachable.line_naming}
         recording = self.recording(tensors, numbers, hints, assume_cleared=assume_cleared, **told)
         recording.recorder.share_answers(self.answers)
+        recording.recorder.texts.know_by(self._ways.mark)
         recording.recorder.stops_at_weights = self.stops_at_weights
         self._blamed = lambda: recording.recorder.blamed
         return recording

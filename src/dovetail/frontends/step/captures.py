@@ -338,7 +338,7 @@ class StepCaptures:
                     with interrupts_wait():
                         found = capture.variant(self._cache.name, hints, assume_cleared=clears, calls_hooks=hooks)
                     if not self._lifting.reads_arrays(reachable, is_wanted=capture.wants_arrays, needs_some=True):
-                        self._lifting.guarded |= left_out
+                        self._lifting.leave_out(left_out)
                         return found
                 except (GradientsNotCleared, MoreIsRead) as error:
                     if GradientsNotCleared in map(type, (error, error.__cause__)):
@@ -351,9 +351,7 @@ class StepCaptures:
                 except TensorsToKeep as error:
                     self._lifting.keeps(error.paths)
                 except NumbersToLift as error:
-                    if first is not None and error.paths & left_out.slots:
-                        raise first from first.__cause__
-                    self._lifting.writes(error.paths)
+                    self._lifting.writes(error.paths, left_out.slots)
                 except (DovetailError, StateToMake, NotBeforeRuns) as error:
                     if capture.stops_at_weights or others.may_have_caused(error, reachable):
                         continue  # it may be because of that

@@ -16,15 +16,11 @@ import torch
 from dovetail.capture.step_recorder import StepRecorder
 from dovetail.capture.step_recording import StepRecording
 from dovetail.errors import DovetailError, StateChangedOtherwise
-from dovetail.frontends.step.attempts import (
-    ContainersWritten,
-    NumbersToLift,
-    StateToMake,
-    TensorsToKeep,
-)
+from dovetail.frontends.step.attempts import ContainersWritten, NumbersToLift, StateToMake, TensorsToKeep
 from dovetail.frontends.step.containers import Container, Path, Sequential, Slot
 from dovetail.frontends.step.hook_tables import HookTable
 from dovetail.frontends.step.kept import NotMadeAgain, Tree, Trees
+from dovetail.frontends.step.lifting import Lifting
 from dovetail.frontends.step.number_slots import NUMBERS, NumberSlot
 from dovetail.frontends.step.reachable_state import ReachableState
 from dovetail.frontends.step.slot_changes import Change, differs_beyond, holds_the_same
@@ -79,24 +75,20 @@ class LeftBehind:
         self,
         reachable: ReachableState,
         slots: Sequence[NumberSlot],
-        kept: Collection[Path] = (),
-        overwritten: Collection[tuple[int, str]] = (),
-        also_read: Collection[Path] = (),
-        turned: Collection[Path] = (),
+        kept: Collection[Path],
+        overwritten: Collection[tuple[int, str]],
+        shown: Lifting,
     ) -> None:
         """Look at a reachable state whose code has just run on fakes.
 
-        also_read: containers that the step reads. turned: what it has turned or decided in earlier calls.
-
         kept: slots of tensors that may be others in each call. overwritten: attributes that were set before they were
-        read, by the identity of their `__dict__`.
+        read, by the identity of their `__dict__`. shown: by earlier calls.
         """
         self._reachable = reachable
         self._numbers = slots
         self._kept = kept
         self._overwritten = overwritten
-        self._also_read = also_read
-        self._turned = turned
+        self._also_read, self._turned, self._plain = shown.read, shown.turned, shown.plain
         self.is_drawn: Callable[[Any], bool] = lambda _: False
         self.write_only: Sequence[Path] = ()
         self.filled: list[tuple[Path, Tree]] = []
@@ -132,7 +124,7 @@ class LeftBehind:
                 self._bind(change, trees)
                 continue
             if slot is not None and _is_plain(change.old) and (_is_plain(change.new) or is_traced(change.new)):
-                if type(change.old) in NUMBERS:
+                if type(change.old) in NUMBERS and slot.path not in self._plain:
                     lift.add(slot.path)
                 elif self._is_turned_first(change, slot):
                     self._to_make.append(change)
@@ -143,7 +135,8 @@ class LeftBehind:
                 self._bind(change, trees)
                 found = list(self._tensors_in(change.old, slot.path))
                 keep.update(path for path in found if path not in self._kept)
-                lift.update(path for path in self._numbers_in(change.old, slot.path) if path not in lifted)
+                known_ones = lifted.union(self._plain)
+                lift.update(path for path in self._numbers_in(change.old, slot.path) if path not in known_ones)
             elif (change.old is MISSING and slot is not None and slot.kind == "dict") or (
                 change.old is None or (slot is not None and isinstance(slot.container, HookTable))
             ):
