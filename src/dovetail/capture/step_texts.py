@@ -8,6 +8,7 @@ came up is noted: `dovetail.frontends.step.text_uses` looks at what the code doe
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 import sys
@@ -23,6 +24,7 @@ from dovetail.ir.provenance import is_library_file
 from dovetail.torch_compat.traced_maths import Formatting
 
 _OWN = __file__.rpartition("/dovetail/")[0] + "/dovetail/"
+_JSON = json.__file__.rpartition("/")[0] + "/"
 _TORCH = torch.__file__.rpartition("/")[0]
 _ASKED_BY_C = tuple(f"{_TORCH}/{name}" for name in ("__init__.py", "_tensor.py", "overrides.py", "utils/_device.py"))
 _BUILT_IN = (list, tuple, dict, set, frozenset)
@@ -69,6 +71,7 @@ class Texts:
         self.variables: dict[CodeType, Mapping[str, Any]] = {}
         self.hosts: set[tuple[CodeType, int]] = set()
         self.calls: set[tuple[CodeType, int]] = set()
+        self.makers: set[tuple[CodeType, int]] = set()
         self.lost: Source | None = None
         self.has_whole_numbers = False
         self.asks_whole_numbers = False
@@ -198,6 +201,12 @@ class Texts:
             elif caller is None or not caller.f_code.co_filename.startswith(_OWN):
                 self.lost = Source(code, frame.f_lasti)
 
+    def made_by_call(self) -> None:
+        """The user's code calls a function that makes a text."""
+        frame = _asking_frame()
+        if frame is not None:
+            self.makers.add((frame.f_code, frame.f_lasti))
+
     def given_to_host(self) -> None:
         """The user's innermost frame makes a host call."""
         frame: FrameType | None = sys._getframe(1)
@@ -233,7 +242,7 @@ def _written(form: str, number: float) -> str:
 def _asking_frame() -> FrameType | None:
     """The user's frame whose instruction asks, through C alone; None where a library's code asks."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith((_OWN, *_ASKED_BY_C)):
+    while frame is not None and frame.f_code.co_filename.startswith((_OWN, _JSON, *_ASKED_BY_C)):
         frame = frame.f_back
     if frame is None or is_library_file(frame.f_code.co_filename):
         return None

@@ -30,6 +30,7 @@ from dovetail.frontends.step.guard import StepCall
 from dovetail.frontends.step.held_arrays import HeldArrays
 from dovetail.frontends.step.held_maths import maths_by_name
 from dovetail.frontends.step.host_calls import HostCalls
+from dovetail.frontends.step.json_texts import numbers_in_json
 from dovetail.frontends.step.kept import Trees, slots_of_graphs
 from dovetail.frontends.step.late_numbers import LateNumbers
 from dovetail.frontends.step.left_behind import LeftBehind, kept_if_used, overwritten, refused_change
@@ -321,6 +322,7 @@ class StepCapture:
             self._write_only.noted(hosts.note_put),
             self._draws.noted(),
             maths_by_name(self._reachable),
+            numbers_in_json(recording.recorder),
             recording.recorder.collectives.followed(),
             self._watched(),
         ):
