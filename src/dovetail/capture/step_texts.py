@@ -112,7 +112,7 @@ class Texts:
         number = float(f"{1 + digits / 10**15:.15f}e{150 + len(self._long)}")
         formats = [text for text in formats if text[-1] not in "srac"]
         self._long.append((number, Piece(item, str), formats))
-        return number if type(now) is float else int(number)
+        return number if isinstance(now, float) else int(number)
 
     def _came_up(self, frame: FrameType, *, holds: bool = False) -> None:
         self.sources[Source(frame.f_code, frame.f_lasti, "", holds)] = None

@@ -28,14 +28,13 @@ from dovetail.torch_compat.traced_numbers import (
     as_size,
     fixed_number,
     is_traced,
-    plain_float,
     result_now,
     traced_number,
 )
 from dovetail.torch_compat.traced_sequences import SEQUENCE_FUNCTIONS, followed_call
 
 _SYMBOLIC = (torch.SymFloat, torch.SymInt, torch.SymBool)
-_CHOICES, _POWER = (max, min), pow
+_CHOICES, _POWER, _ARRAY = (max, min), pow, np.array  # while other functions may lie in their places
 _OF_MANY = ("frexp", "modf", *dict(SEQUENCE_FUNCTIONS)[math])
 _MATHS = tuple(name for name in vars(math) if callable(getattr(math, name)) and name[0] != "_" and name not in _OF_MANY)
 
@@ -79,7 +78,6 @@ def traced_maths(number_for: Callable[[Any], Any] | None = None) -> Iterator[Non
             change(symbolic, "__deepcopy__", lambda _: lambda self, memo: self)
             change(symbolic, "__array_ufunc__", lambda _: _plain_function)
             change(symbolic, "__array__", lambda _: _plain_array)
-        change(torch.SymFloat, "item", lambda _: property(_item_of_numpy))
         for owner, name in _IN_MODULES:
             is_of_one = owner is math and name in _MATHS
             follow = functools.partial(_traced_function, number_for) if is_of_one else _traced_function_of_sequences
@@ -214,12 +212,6 @@ def _plain_function(self: Any, function: Any, method: str, *args: Any, **kwargs:
     return getattr(function, method)(*given, **named)
 
 
-def _item_of_numpy(self: Any) -> Callable[[], Any]:
-    if not is_traced(self) or not self.node.trace.is_of_numpy(self.node.handle):
-        raise AttributeError("item")
-    return lambda: plain_float(self)
-
-
 def _takes_ufuncs(argument: Any) -> bool:
     """Whether an argument has its own way with functions of NumPy."""
     own = getattr(type(argument), "__array_ufunc__", None)
@@ -227,7 +219,7 @@ def _takes_ufuncs(argument: Any) -> bool:
 
 
 def _plain_array(self: Any, dtype: Any = None, copy: bool | None = None) -> Any:
-    return np.array(fixed_number(self), dtype)
+    return _ARRAY(fixed_number(self), dtype)
 
 
 def _instance_question(before: Callable[..., bool]) -> Callable[..., bool]:
@@ -236,7 +228,8 @@ def _instance_question(before: Callable[..., bool]) -> Callable[..., bool]:
         if answer or type(item) not in _SYMBOLIC or not before(item.node, NumberNode):
             return answer
         asking = str(sys._getframe(1).f_globals.get("__name__", "")).partition(".")[0]
-        return asking not in _TAKE_PLAIN and before(item.node.now, kinds)
+        node: Any = item.node
+        return asking not in _TAKE_PLAIN and before(node.trace.typed(node.handle, node.now), kinds)
 
     setattr(is_instance, _ORIGINAL, before)
     return is_instance
@@ -269,7 +262,8 @@ def _binary(
                 if function is operator.pow:
                     _ask_type_of_power(first, second)
                 made = first.apply(function, second)
-                is_answer = function in _ANSWERS and made.trace.knows(made.handle)  # code may ask whether it is True
+                trace = made.trace  # code may ask whether an answer of Python's is True
+                is_answer = function in _ANSWERS and trace.knows(made.handle) and not trace.is_of_numpy(made.handle)
                 return made.guard_bool() if is_answer else made.wrapped()
         if (
             is_traced(self)
@@ -337,7 +331,7 @@ def _traced_function(number_for: Callable[[Any], Any] | None, function: Callable
         if first is None or kwargs or any(not is_traced(a) and type(a) not in (bool, int, float) for a in args):
             return function(*args, **kwargs)
         given = [argument.node if is_traced(argument) else first.node.beside(argument) for argument in args]
-        if function in _CHOICES and len({type(node.now) for node in given}) > 1:
+        if function in _CHOICES and len({type(node.trace.typed(node.handle, node.now)) for node in given}) > 1:
             return function(*args)  # the result is of the type of the one that is chosen: it asks which that is
         result = result_now(function, given)
         if type(result) not in (bool, int, float):

@@ -10,7 +10,9 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from dovetail.torch_compat.traced_numbers import fixed_number, is_traced
+import numpy as np
+
+from dovetail.torch_compat.traced_numbers import fixed_number, is_traced, plain_number
 
 Make = Callable[[Any], Any]
 
@@ -95,11 +97,28 @@ def _rounding(before: Any) -> Any:
         if not is_traced(self):
             return before(self, ndigits)
         if ndigits is None:
-            return self.node.apply(operator.pos).wrapped()
+            return self.node.apply(round).wrapped()
         other = ndigits.node if is_traced(ndigits) else self.node.beside(operator.index(ndigits))
         return self.node.apply(round, other).wrapped()
 
     return rounded
+
+
+def _item_of_numpy(self: Any) -> Callable[[], Any]:
+    if not is_traced(self) or not self.node.trace.is_of_numpy(self.node.handle):
+        raise AttributeError("item")
+    return lambda: plain_number(self)
+
+
+def _dtype_of_numpy(self: Any) -> Any:
+    now = self.node.trace.typed(self.node.handle, self.node.now) if is_traced(self) else None
+    if not isinstance(now, np.generic):
+        raise AttributeError("dtype")
+    return now.dtype
+
+
+def _text(name: str, before: Callable[[Any], str]) -> Callable[[Any], str]:
+    return lambda self: getattr(self.node, name)() if is_traced(self) else before(self)
 
 
 METHODS: dict[str, Make] = {
@@ -107,6 +126,9 @@ METHODS: dict[str, Make] = {
     **{name: functools.partial(_method, name, function) for name, function in _CALLED.items()},
     **{name: functools.partial(_plain_method, name) for name in _PLAIN},
     "is_integer": _question,
+    **dict.fromkeys(("item", "tolist"), lambda _: property(_item_of_numpy)),
+    "dtype": lambda _: property(_dtype_of_numpy),
+    **{f"__{name}__": functools.partial(_text, name) for name in ("repr", "str")},
     "__rdivmod__": lambda _: lambda self, other: (other // self, other % self),
 }
 """What is put under a name of each class of symbolic numbers, given what was there."""

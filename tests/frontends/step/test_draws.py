@@ -266,10 +266,10 @@ def test_tensors_of_numbers_are_of_64_bits_where_the_numbers_are_of_numpy(number
     taken(lambda x: (x * torch.tensor([number(), 1, 2]) / 3).to(x.dtype))
 
 
-def test_a_tensor_of_what_is_computed_with_a_number_of_numpy_needs_a_dtype() -> None:
+def test_a_tensor_of_what_is_computed_with_a_number_of_numpy_is_of_64_bits() -> None:
     taken(lambda x: x * torch.tensor(np.random.rand(2)[0] * 3, dtype=torch.float32))
-    with pytest.raises(DovetailError, match="without a dtype"):
-        taken(lambda x: x * torch.tensor(np.random.rand(2)[0] * 3))
+    taken(lambda x: x * torch.tensor(np.random.rand(2)[0] * 3))
+    taken(lambda x: x * torch.tensor([np.random.rand(2)[0] / 3, 1.0, 2.0]).sum())
 
 
 CHANCE = 0.5

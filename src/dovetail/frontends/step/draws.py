@@ -241,8 +241,7 @@ class Draws:
             return DrawnArray(self, which, result)
         if isinstance(result, _WHOLE) or type(result) in (int, float, bool):
             number = self._recording.draw(as_number(result))
-            if isinstance(result, np.float64):
-                self.recorder.of_numpy.add(handle_of(number))
+            self.recorder.of_numpy.add(handle_of(number), type(result))
             self.taken.append(self.made[which])
             self.numbers.known[handle_of(number)] = Ref(which)
             return number
