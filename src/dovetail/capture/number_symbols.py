@@ -300,6 +300,10 @@ class NumberSymbols:
                 continue
         return None
 
+    def typed(self, handle: Any, now: Plain) -> Any:
+        """See `NumberTrace`."""
+        return now
+
     def is_of_numpy(self, handle: Any) -> bool:
         """See `NumberTrace`: numbers are traced here where Python's own came in."""
         return False

@@ -26,7 +26,7 @@ from dovetail.capture.guesses import Guesses
 from dovetail.capture.item_log import ItemHints, Results
 from dovetail.capture.known_numbers import KnownNumbers
 from dovetail.capture.number_sizes import NumberSizes
-from dovetail.capture.numpy_numbers import NumpyNumbers, of_python
+from dovetail.capture.numpy_numbers import NumpyNumbers, of_numpy, of_python
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.packed_sequences import PackedValues
 from dovetail.capture.records_sizes import RecordsSizes
@@ -281,27 +281,32 @@ class StepRecorder(RecordsSizes):
         if key in self._computed and not roots:
             return self._computed[key]
         name, now = getattr(function, "__name__", "number").strip("_"), of_python(result)
-        made = self._number_node(function, operands, name, now)
+        meant, found = self.of_numpy.meant(function, operands, self.numbers_now)
+        made = self._number_node(meant, operands, name, now)
         self._computed[key] = made
         if any(value in self._from_data for value in values):
             self._from_data.add(made)
             self.guesses.add(made, values)
         self._roots[made] = roots
         self.number_sizes.computed(made, function, operands)
-        self.of_numpy.computed(function, values, made, result)
+        self.of_numpy.computed(function, values, made, result if found is None else found)
         return made
 
     def dtype_of_numpy(self, numbers: Iterable[Any]) -> torch.dtype | None:
         """See `NumpyNumbers`. Raises: UnsupportedStep."""
         return self.of_numpy.dtype_of(numbers, self._refuse)
 
+    def typed(self, handle: Any, now: Plain) -> Any:
+        """See `NumberTrace`."""
+        return self.of_numpy.typed(handle, now) if isinstance(handle, Value) else now
+
     def knows(self, handle: Any) -> bool:
         """See `NumberTrace`: an eager run has shown all numbers."""
         return True
 
     def might_give(self, function: Callable[..., Any], operands: tuple[Any, ...]) -> Plain | None:
-        """See `NumberTrace`."""
-        return None
+        """See `NumberTrace`: numbers of NumPy give where Python's fail."""
+        return self.of_numpy.result(function, operands, self.numbers_now)
 
     def expect_number(self, handle: Any, answer: bool) -> bool:
         """See `NumberTrace`."""
@@ -329,7 +334,7 @@ class StepRecorder(RecordsSizes):
         if self.number_sizes.is_known_to_torch(handle):
             asked: Plain = self.number_sizes.ask_torch(handle, number)
             return asked
-        number = self.of_numpy.typed(handle, number)
+        number = self.of_numpy.typed(handle, number) if type(number) is float else number
         long: Plain | None = self.texts.long_number(handle, number)
         if long is not None:
             return long
@@ -351,6 +356,8 @@ class StepRecorder(RecordsSizes):
             if self.texts.asks_whole_numbers:
                 return convert(self.fix(handle, now))
             self.texts.has_whole_numbers = True
+        if convert is repr and (kind := self.of_numpy.kind_of(handle)) is not None:
+            convert = of_numpy(repr, (kind,))
         convert = self.texts.settled(convert, lambda x: self.fix(x, self.numbers_now[x.name]))
         made = self.texts.mark_for(handle, convert)
         if made is None:

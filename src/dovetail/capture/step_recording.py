@@ -40,7 +40,7 @@ from dovetail.capture.step_tensors import (
     must_be_dropped,
     refuse_graph_before,
 )
-from dovetail.capture.step_text_results import text_result
+from dovetail.capture.step_text_results import number_result, text_result
 from dovetail.errors import ReturnedState, UnsupportedStep
 from dovetail.ir.calling import FromConstant, FromInput, FromOutput, GradientExit, GradientFlag, Move, OutputRule
 from dovetail.ir.convert import tree_to_scalar
@@ -272,8 +272,7 @@ class StepRecording:
         if isinstance(item, torch.SymInt) and not is_traced(item):
             item = self.recorder.number_for(item)
         if is_traced(item):
-            handle = handle_of(item)
-            return handle if isinstance(handle, Value) else FromConstant(handle)
+            return number_result(self.recorder, self.leave, item)
         if not isinstance(item, torch.Tensor):
             self.look_at([item])
             return text_result(self.recorder, self.leave, item) or FromConstant(item)

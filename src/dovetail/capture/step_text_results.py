@@ -9,8 +9,10 @@ from dovetail.capture.step_recorder import StepRecorder
 from dovetail.capture.step_tensors import Seen
 from dovetail.capture.step_texts import Piece
 from dovetail.errors import UnsupportedStep
-from dovetail.ir.calling import Formatted
+from dovetail.ir.calling import Formatted, FromConstant, OutputRule
+from dovetail.ir.program import Value
 from dovetail.ops.seen import as_seen
+from dovetail.torch_compat.traced_numbers import handle_of
 
 
 def text_result(recorder: StepRecorder, leave: Callable[[object], int], item: object) -> Formatted | None:
@@ -31,6 +33,14 @@ def text_result(recorder: StepRecorder, leave: Callable[[object], int], item: ob
     if parts is None:
         return None
     return Formatted(tuple(part if isinstance(part, str) else _left(leave, part) for part in parts))
+
+
+def number_result(recorder: StepRecorder, leave: Callable[[object], int], number: Any) -> OutputRule | Value:
+    """A traced number. leave: see `StepRecording.leave`."""
+    handle = handle_of(number)
+    if (kind := recorder.of_numpy.kind_of(handle)) is not None:
+        return Formatted(((leave(number), kind),))
+    return handle if isinstance(handle, Value) else FromConstant(handle)
 
 
 def _left(leave: Callable[[object], int], piece: Piece) -> tuple[int, Callable[[Any], str]]:

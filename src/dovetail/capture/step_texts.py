@@ -8,11 +8,13 @@ came up is noted: `dovetail.frontends.step.text_uses` looks at what the code doe
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from random import Random
 from types import CodeType, FrameType
 from typing import Any, TypeAlias
 
@@ -22,6 +24,7 @@ from dovetail.ir.provenance import is_library_file
 from dovetail.torch_compat.traced_maths import Formatting
 
 _OWN = __file__.rpartition("/dovetail/")[0] + "/dovetail/"
+_JSON = json.__file__.rpartition("/")[0] + "/"
 _TORCH = torch.__file__.rpartition("/")[0]
 _ASKED_BY_C = tuple(f"{_TORCH}/{name}" for name in ("__init__.py", "_tensor.py", "overrides.py", "utils/_device.py"))
 _BUILT_IN = (list, tuple, dict, set, frozenset)
@@ -61,18 +64,23 @@ class Texts:
     """
 
     def __init__(self) -> None:
-        self._mark = f"\u27ea{secrets.token_hex(8)}:"
-        self._pattern = re.compile(re.escape(self._mark) + r"(\d+)\u27eb")
+        self.know_by(new_mark())
         self._pieces: list[Piece] = []
         self._long: list[tuple[float, Piece, Sequence[str]]] = []
         self.sources: dict[Source, None] = {}
         self.variables: dict[CodeType, Mapping[str, Any]] = {}
         self.hosts: set[tuple[CodeType, int]] = set()
         self.calls: set[tuple[CodeType, int]] = set()
+        self.makers: set[tuple[CodeType, int]] = set()
         self.lost: Source | None = None
         self.has_whole_numbers = False
         self.asks_whole_numbers = False
         self.formats_at: Callable[[FrameType], Sequence[str]] = lambda _: ()
+
+    def know_by(self, mark: str) -> None:
+        """Let texts have this mark. Recordings of one call have one, so that they read the same attributes."""
+        self._mark = mark
+        self._pattern = re.compile(re.escape(mark) + r"(\d+)\u27eb")
 
     @property
     def items(self) -> list[Any]:
@@ -100,10 +108,11 @@ class Texts:
         if frame is None or not formats:
             return None
         self._came_up(frame)
-        number = float(f"{1 + secrets.randbelow(10**15) / 10**15:.15f}e{150 + len(self._long)}")
+        digits = Random(f"{self._mark}{len(self._long)}").randrange(10**15)
+        number = float(f"{1 + digits / 10**15:.15f}e{150 + len(self._long)}")
         formats = [text for text in formats if text[-1] not in "srac"]
         self._long.append((number, Piece(item, str), formats))
-        return number if type(now) is float else int(number)
+        return number if isinstance(now, float) else int(number)
 
     def _came_up(self, frame: FrameType, *, holds: bool = False) -> None:
         self.sources[Source(frame.f_code, frame.f_lasti, "", holds)] = None
@@ -192,6 +201,12 @@ class Texts:
             elif caller is None or not caller.f_code.co_filename.startswith(_OWN):
                 self.lost = Source(code, frame.f_lasti)
 
+    def made_by_call(self) -> None:
+        """The user's code calls a function that makes a text."""
+        frame = _asking_frame()
+        if frame is not None:
+            self.makers.add((frame.f_code, frame.f_lasti))
+
     def given_to_host(self) -> None:
         """The user's innermost frame makes a host call."""
         frame: FrameType | None = sys._getframe(1)
@@ -199,6 +214,11 @@ class Texts:
             frame = frame.f_back
         if frame is not None:
             self.hosts.add((frame.f_code, frame.f_lasti))
+
+
+def new_mark() -> str:
+    """What no other text has."""
+    return f"\u27ea{secrets.token_hex(8)}:"
 
 
 class _Percent:
@@ -222,7 +242,7 @@ def _written(form: str, number: float) -> str:
 def _asking_frame() -> FrameType | None:
     """The user's frame whose instruction asks, through C alone; None where a library's code asks."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith((_OWN, *_ASKED_BY_C)):
+    while frame is not None and frame.f_code.co_filename.startswith((_OWN, _JSON, *_ASKED_BY_C)):
         frame = frame.f_back
     if frame is None or is_library_file(frame.f_code.co_filename):
         return None

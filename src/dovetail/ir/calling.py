@@ -134,15 +134,18 @@ class WithLook:
 
 @dataclass(frozen=True, slots=True)
 class Formatted:
-    """A text with parts that the program computes.
+    """A text with parts that the program computes, or a number of another class.
 
-    parts: texts, and numbers of values that are left for the outside, each with what makes a text of it.
+    parts: texts, and numbers of values that are left for the outside, each with what makes a text, or a number, of it.
     """
 
-    parts: tuple[str | tuple[int, Callable[[Any], str]], ...]
+    parts: tuple[str | tuple[int, Callable[[Any], Any]], ...]
 
-    def made(self, left: Sequence[Any]) -> str:
-        """The text of one run. left: what the program has left."""
+    def made(self, left: Sequence[Any]) -> Any:
+        """The text, or the number, of one run. left: what the program has left."""
+        if len(self.parts) == 1 and not isinstance(self.parts[0], str):
+            place, make = self.parts[0]
+            return make(left[place])
         return "".join(part if isinstance(part, str) else part[1](left[part[0]]) for part in self.parts)
 
 

@@ -392,7 +392,7 @@ def plain_call(names: Names, node: Node) -> str:
         texts = [arg.name if isinstance(arg, _Named) else names.text(arg) for arg in args]
         return f"prims.below_autograd_of({operator_text(run.operator)})({', '.join(texts)})"
     if isinstance(node.target, FunctionType) and number_function_text(node.target) is None:
-        return f"{names.constant(node.target, node.target.__name__)}({names.arguments(node)})"
+        return f"{names.constant(node.target, identifier(node.target.__name__))}({names.arguments(node)})"
     python = getattr(node.target, "python", None)
     callee = python if isinstance(python, str) else operator_text(node.target)
     return f"{callee}({names.arguments(node)})"

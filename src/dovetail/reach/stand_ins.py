@@ -30,7 +30,7 @@ from dovetail.torch_compat.data_sizes import without_hint
 from dovetail.torch_compat.fakes import is_fake
 from dovetail.torch_compat.hidden_fakes import naming_classes
 from dovetail.torch_compat.traced_maths import STANDING_IN
-from dovetail.torch_compat.traced_numbers import is_traced, plain_float
+from dovetail.torch_compat.traced_numbers import is_traced, plain_number
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -74,7 +74,7 @@ def _number_in(item: Any) -> Any:
 def _int(item: Any, *more: Any) -> Any:
     number = _number_in(item)
     if isinstance(number, torch.SymInt) and not more:
-        return number
+        return plain_number(number)
     is_followed = isinstance(number, torch.SymFloat) or _is_traced_answer(number)
     return math.trunc(number) if is_followed and not more else int(number, *more)
 
@@ -82,7 +82,7 @@ def _int(item: Any, *more: Any) -> Any:
 def _float(item: Any) -> Any:
     number = _number_in(item)
     if isinstance(number, torch.SymFloat):
-        return plain_float(number)
+        return plain_number(number)
     if _is_traced_answer(number):
         return number / 1
     return torch.sym_float(number) if isinstance(number, torch.SymInt) else float(number)

@@ -21,20 +21,20 @@ from torch.nn.modules import rnn
 from torch.nn.utils import clip_grad
 
 from dovetail.torch_compat.data_sizes import without_hint
+from dovetail.torch_compat.traced_methods import METHODS, ROUNDED
 from dovetail.torch_compat.traced_numbers import (
     NumberNode,
     NumberTrace,
     as_size,
     fixed_number,
     is_traced,
-    plain_float,
     result_now,
     traced_number,
 )
 from dovetail.torch_compat.traced_sequences import SEQUENCE_FUNCTIONS, followed_call
 
 _SYMBOLIC = (torch.SymFloat, torch.SymInt, torch.SymBool)
-_CHOICES = (max, min)
+_CHOICES, _POWER, _ARRAY = (max, min), pow, np.array  # while other functions may lie in their places
 _OF_MANY = ("frexp", "modf", *dict(SEQUENCE_FUNCTIONS)[math])
 _MATHS = tuple(name for name in vars(math) if callable(getattr(math, name)) and name[0] != "_" and name not in _OF_MANY)
 
@@ -70,17 +70,19 @@ def traced_maths(number_for: Callable[[Any], Any] | None = None) -> Iterator[Non
             for name, of_one in _UNARY.items():
                 change(symbolic, f"__{name}__", functools.partial(_unary, of_one))
             change(symbolic, "__divmod__", lambda _: lambda self, other: (self // other, self % other))
+            for name, make in {**METHODS, **(ROUNDED if symbolic is not torch.SymFloat else {})}.items():
+                change(symbolic, name, make)
             change(symbolic, "__format__", _format)
             change(symbolic, "__hash__", _hash)
             change(symbolic, "__copy__", lambda _: lambda self: self)
             change(symbolic, "__deepcopy__", lambda _: lambda self, memo: self)
             change(symbolic, "__array_ufunc__", lambda _: _plain_function)
             change(symbolic, "__array__", lambda _: _plain_array)
-        change(torch.SymFloat, "item", lambda _: property(_item_of_numpy))
         for owner, name in _IN_MODULES:
             is_of_one = owner is math and name in _MATHS
             follow = functools.partial(_traced_function, number_for) if is_of_one else _traced_function_of_sequences
             change(owner, name, functools.partial(_followed, follow))
+        change(builtins, "pow", _power)
         for name in ("max", "min"):
             change(builtins, name, functools.partial(_traced_function, None))
         change(builtins, "isinstance", _instance_question)
@@ -134,6 +136,7 @@ There is one for good, so that it is the same wherever it lies. It calls what is
 function.
 """
 _NUMBERS = (int, float, complex, Decimal, Fraction)
+_TAKE_PLAIN = ("torch", "dovetail", "fractions")  # a fraction of traced numbers would look like one of plain ones
 _COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
 _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     **{name: getattr(operator, name) for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")},
@@ -143,7 +146,7 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
 }
 _ANSWERS = frozenset(_BINARY[name] for name in _COMPARISONS)
 _UNARY: dict[str, Callable[[Any], Any]] = {
-    **{"neg": operator.neg, "pos": operator.pos, "abs": operator.abs},
+    **{"neg": operator.neg, "pos": operator.pos, "abs": operator.abs, "invert": operator.invert},
     **{"floor": math.floor, "ceil": math.ceil, "trunc": math.trunc},
 }
 
@@ -167,6 +170,21 @@ class Formatting:
     def __call__(self, number: Any) -> str:
         """The text."""
         return format(number, self.spec)
+
+
+def _power(before: Callable[..., Any]) -> Callable[..., Any]:
+    """Python's `pow`, which takes a traced number as any of three as well."""
+
+    @functools.wraps(before)
+    def power(base: Any, exp: Any, mod: Any = None) -> Any:
+        first = next(filter(is_traced, (base, exp, mod)), None)
+        if mod is None or first is None:
+            return before(base, exp, mod)
+        given = [x.node if is_traced(x) else first.node.beside(x) for x in (base, exp, mod)]
+        return given[0].apply(_POWER, *given[1:]).wrapped()
+
+    setattr(power, _ORIGINAL, before)
+    return power
 
 
 def _float(item: Any) -> Any:
@@ -194,12 +212,6 @@ def _plain_function(self: Any, function: Any, method: str, *args: Any, **kwargs:
     return getattr(function, method)(*given, **named)
 
 
-def _item_of_numpy(self: Any) -> Callable[[], Any]:
-    if not is_traced(self) or not self.node.trace.is_of_numpy(self.node.handle):
-        raise AttributeError("item")
-    return lambda: plain_float(self)
-
-
 def _takes_ufuncs(argument: Any) -> bool:
     """Whether an argument has its own way with functions of NumPy."""
     own = getattr(type(argument), "__array_ufunc__", None)
@@ -207,7 +219,7 @@ def _takes_ufuncs(argument: Any) -> bool:
 
 
 def _plain_array(self: Any, dtype: Any = None, copy: bool | None = None) -> Any:
-    return np.array(fixed_number(self), dtype)
+    return _ARRAY(fixed_number(self), dtype)
 
 
 def _instance_question(before: Callable[..., bool]) -> Callable[..., bool]:
@@ -216,7 +228,8 @@ def _instance_question(before: Callable[..., bool]) -> Callable[..., bool]:
         if answer or type(item) not in _SYMBOLIC or not before(item.node, NumberNode):
             return answer
         asking = str(sys._getframe(1).f_globals.get("__name__", "")).partition(".")[0]
-        return asking not in ("torch", "dovetail") and before(item.node.now, kinds)
+        node: Any = item.node
+        return asking not in _TAKE_PLAIN and before(node.trace.typed(node.handle, node.now), kinds)
 
     setattr(is_instance, _ORIGINAL, before)
     return is_instance
@@ -249,7 +262,8 @@ def _binary(
                 if function is operator.pow:
                     _ask_type_of_power(first, second)
                 made = first.apply(function, second)
-                is_answer = function in _ANSWERS and made.trace.knows(made.handle)  # code may ask whether it is True
+                trace = made.trace  # code may ask whether an answer of Python's is True
+                is_answer = function in _ANSWERS and trace.knows(made.handle) and not trace.is_of_numpy(made.handle)
                 return made.guard_bool() if is_answer else made.wrapped()
         if (
             is_traced(self)
@@ -317,7 +331,7 @@ def _traced_function(number_for: Callable[[Any], Any] | None, function: Callable
         if first is None or kwargs or any(not is_traced(a) and type(a) not in (bool, int, float) for a in args):
             return function(*args, **kwargs)
         given = [argument.node if is_traced(argument) else first.node.beside(argument) for argument in args]
-        if function in _CHOICES and len({type(node.now) for node in given}) > 1:
+        if function in _CHOICES and len({type(node.trace.typed(node.handle, node.now)) for node in given}) > 1:
             return function(*args)  # the result is of the type of the one that is chosen: it asks which that is
         result = result_now(function, given)
         if type(result) not in (bool, int, float):

@@ -16,6 +16,7 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+import numpy as np
 import torch
 from torch.fx.experimental.sym_node import SymNode
 
@@ -28,6 +29,7 @@ else:
 
 Plain: TypeAlias = "int | float | bool"
 _SYMBOLIC = frozenset({torch.SymFloat, torch.SymInt, torch.SymBool})
+_CHOICES, _RESULTS = (max, min), (bool, int, float, np.float64, np.int64, np.bool_)
 _SymNode: Any = SymNode  # its annotations are of what torch's own nodes hold
 
 
@@ -62,6 +64,9 @@ class NumberTrace(Protocol):
 
     def is_of_numpy(self, handle: Any) -> bool:
         """Whether the number may be one of NumPy's, of which torch makes tensors of 64 bits."""
+
+    def typed(self, handle: Any, now: Plain) -> Any:
+        """The number that it is now, as one of NumPy's if it is, as far as that is known."""
 
     def knows(self, handle: Any) -> bool:
         """Whether what a number is now is known."""
@@ -147,6 +152,10 @@ class NumberNode(_SymNode):  # type: ignore[misc]
 
     def str(self) -> builtins.str:
         return self.trace.text(self.handle, self.now, builtins.str)
+
+    def repr(self) -> builtins.str:
+        """For `repr`, which names the class of numbers of NumPy."""
+        return self.trace.text(self.handle, self.now, builtins.repr)
 
     __str__ = __repr__ = _graph_repr = str
 
@@ -236,6 +245,9 @@ for _name, _function in _OPERATIONS.items():
 
 def result_now(function: Callable[..., Any], nodes: Sequence[NumberNode]) -> Any:
     """What a function gives of numbers as they are now; of some that are not known, what it might give."""
+    found = numpy_result(function, [node.trace.typed(node.handle, node.now) for node in nodes])
+    if found is not None:
+        return found.item() if isinstance(found, np.generic) else found
     try:
         return function(*[node.now for node in nodes])
     except (ArithmeticError, ValueError):
@@ -245,17 +257,25 @@ def result_now(function: Callable[..., Any], nodes: Sequence[NumberNode]) -> Any
         return found
 
 
+def numpy_result(function: Callable[..., Any], given: Sequence[Any]) -> Any:
+    """What a function gives where some numbers are of NumPy, and it does not choose one of them; None elsewhere."""
+    if not any(isinstance(x, np.generic) for x in given) or (function in _CHOICES and len(set(map(type, given))) > 1):
+        return None
+    with np.errstate(all="ignore"):  # who computes with it is warned, not who records
+        found = function(*given)
+    return found if type(found) in _RESULTS else None
+
+
 def traced_number(trace: NumberTrace, handle: object, now: Plain) -> Any:
     """A symbolic number that is `now` while it is traced."""
     return NumberNode(trace, handle, now).wrapped()
 
 
-def plain_float(number: torch.SymFloat) -> torch.SymFloat:
-    """What `float` gives for a traced number: Python's, where it was one of NumPy's."""
+def plain_number(number: Any) -> Any:
+    """What `float` gives for a traced float, and `int` for a whole one: Python's, where it was one of NumPy's."""
     node: Any = number.node
     if isinstance(node, NumberNode) and node.trace.is_of_numpy(node.handle):
-        made: torch.SymFloat = node.apply(float).wrapped()
-        return made
+        return node.apply(type(node.now)).wrapped()
     return number
 
 
@@ -280,7 +300,7 @@ def as_plain(item: Any) -> Any:
     """The number that a traced one is now, in tuples as well, and nobody is told; everything else as it is."""
     if type(item) is tuple:
         return tuple(map(as_plain, item))
-    return number_now(item) if is_traced(item) else item
+    return item.node.trace.typed(item.node.handle, item.node.now) if is_traced(item) else item
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import deque
 from collections.abc import Callable
 from random import random as by_name
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 import dovetail
-from dovetail.errors import DovetailError
+from dovetail.errors import DovetailError, DovetailWarning
 from tests.frontends.step.agreement import programs_of
 
 Draw = Callable[[], Any]
@@ -106,12 +107,11 @@ OUT = np.zeros(3)
     [
         lambda: np.random.shuffle(OUT),
         lambda: np.random.seed(1),
-        lambda: random.choice("abc"),
         lambda: str(np.random.rand(3)),
         lambda: print(np.random.rand(3)),
         lambda: np.add(np.zeros(3), np.random.rand(3), out=OUT),
     ],
-    ids=["array", "seed", "no number", "text", "printed", "out"],
+    ids=["array", "seed", "text", "printed", "out"],
 )
 def test_other_draws_are_refused_and_nothing_has_moved(draw: Callable[[], Any]) -> None:
     weight = torch.ones(3)
@@ -266,10 +266,10 @@ def test_tensors_of_numbers_are_of_64_bits_where_the_numbers_are_of_numpy(number
     taken(lambda x: (x * torch.tensor([number(), 1, 2]) / 3).to(x.dtype))
 
 
-def test_a_tensor_of_what_is_computed_with_a_number_of_numpy_needs_a_dtype() -> None:
+def test_a_tensor_of_what_is_computed_with_a_number_of_numpy_is_of_64_bits() -> None:
     taken(lambda x: x * torch.tensor(np.random.rand(2)[0] * 3, dtype=torch.float32))
-    with pytest.raises(DovetailError, match="without a dtype"):
-        taken(lambda x: x * torch.tensor(np.random.rand(2)[0] * 3))
+    taken(lambda x: x * torch.tensor(np.random.rand(2)[0] * 3))
+    taken(lambda x: x * torch.tensor([np.random.rand(2)[0] / 3, 1.0, 2.0]).sum())
 
 
 CHANCE = 0.5
@@ -349,3 +349,93 @@ def test_a_function_that_reads_what_the_step_changes_before_is_refused() -> None
     run(torch.ones(4, 3))
     with pytest.raises(DovetailError, match="what the step has changed before"):
         run(torch.ones(4, 3))
+
+
+def chosen(make: Callable[[], Callable[[torch.Tensor], Any]], calls: int = 8) -> Any:
+    """Compare a step that chooses, eager and compiled: results and generators. Returns the compiled one."""
+    found, run = [], None
+    for compiled in (False, True):
+        random.seed(0)
+        np.random.seed(0)
+        step = make()
+        run = dovetail.compile_step(step) if compiled else step
+        results = [run(torch.full((2,), 0.5 + n)).tolist() for n in range(calls)]
+        found.append((results, repr(random.getstate()), repr(np.random.get_state())))
+    assert found[0] == found[1]
+    return run
+
+
+def items() -> list[torch.Tensor]:
+    return [torch.arange(2.0) * n for n in range(3)]
+
+
+def shuffled(items: list[Any], shuffle: Callable[[list[Any]], None]) -> list[Any]:
+    shuffle(items)
+    return items
+
+
+CHOICES: dict[str, tuple[Callable[[], Any], Callable[[torch.Tensor, Any], Any]]] = {
+    "tensor": (items, lambda x, t: random.choice(t) + x),
+    "of a deque": (lambda: deque(items(), maxlen=3), lambda x, t: torch.stack(random.sample(t, 2)) + x),
+    "by keywords": (items, lambda x, t: torch.stack(random.choices(population=t, k=2, weights=[1, 2, 1])) + x),
+    "module": (lambda: torch.nn.ModuleList([torch.nn.ReLU(), torch.nn.Tanh()]), lambda x, t: random.choice(t)(x)),
+    "text": (lambda: "ab", lambda x, t: x * 2 if random.choice(t) == "a" else x),
+    "text of NumPy": (lambda: ["a", "b"], lambda x, t: x * 2 if np.random.choice(t, p=[0.7, 0.3]) == "a" else x),
+    "texts of NumPy": (lambda: ("a", "b"), lambda x, t: x * list(np.random.permutation(t)).index("a")),
+    "of a generator": (lambda: np.random.default_rng(0), lambda x, r: r.choice([torch.sin, torch.cos])(x)),
+    "several of NumPy": (lambda: [torch.sin, torch.cos], lambda x, t: np.random.choice(t, size=2)[1](x)),
+    "shuffled": (items, lambda x, t: shuffled(t, random.shuffle)[0] + x),
+    "shuffled by NumPy": (items, lambda x, t: shuffled(t, np.random.shuffle)[0] + x),
+    "of what is computed": (lambda: 2.0, lambda x, n: x * random.choice([x.sum().item(), n])),
+    "numbers of a deque": (lambda: deque([1.0, 2.0], maxlen=2), lambda x, t: x * random.choice(t)),
+    "list that is changed": (
+        lambda: [[1.0], [2.0]],
+        lambda x, t: x * len(shuffled(random.choice(t), lambda chosen: chosen.append(3.0))),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_choices_among_objects_have_programs_of_their_own(name: str) -> None:
+    make, use = CHOICES[name]
+
+    def made() -> Callable[[torch.Tensor], Any]:
+        population = make()
+        return lambda x: use(x, population)
+
+    stats = chosen(made).stats
+    assert stats.eager_calls < stats.calls / 2, stats
+
+
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_a_batch_out_of_many_objects_is_drawn_in_eager_mode(is_inside: bool) -> None:
+    def make() -> Callable[[torch.Tensor], Any]:
+        memory: deque[tuple[torch.Tensor, int]] = deque([(item, 1) for item in items() * 9], maxlen=30)
+
+        def step(x: torch.Tensor) -> Any:
+            if is_inside:
+                memory.append((x, 2))
+            states, counts = zip(*random.sample(memory, 5), strict=True)
+            return torch.stack(states).sum() + torch.tensor(counts) + x.sum()
+
+        return step
+
+    with pytest.warns(DovetailWarning, match=r"chooses 5 of \d+ objects at random[^ ]*\s+from .*test_draws.py"):
+        stats = chosen(make).stats
+    assert (stats.captures, stats.eager_calls) == (0, 8)
+
+
+def test_a_batch_out_of_many_objects_is_refused_under_a_limit() -> None:
+    memory = items() * 9
+    run = dovetail.compile_step(lambda: random.sample(memory, 5)[0] * 1, memory_limit="1MB")
+    before = random.getstate()
+    with pytest.raises(DovetailError, match="chooses 5 of 27 objects at random"):
+        run()
+    assert random.getstate() == before
+
+
+def test_a_choice_of_none_raises_what_eager_mode_does() -> None:
+    empty: list[torch.Tensor] = []
+    for choose, error in ((random.choice, IndexError), (lambda x: random.sample({*x}, 1), TypeError)):
+        with pytest.raises(error):
+            dovetail.compile_step(lambda choose=choose: choose(empty))()

@@ -421,23 +421,21 @@ def test_an_object_that_the_step_makes_is_refused_and_nothing_has_changed() -> N
     assert torch.equal(t.net.weight, weight)
 
 
-def test_a_tensor_that_is_taken_away_is_not_said_to_be_replaced() -> None:
-    class Holder:
-        pass
-
-    holder = Holder()
+def test_a_state_that_is_taken_away_is_not_said_to_be_replaced() -> None:
+    layer = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.Adam(layer.parameters())
 
     def step(x: torch.Tensor) -> None:
-        if hasattr(holder, "sum"):
-            del holder.sum
-        else:
-            holder.sum = x.sum()  # type: ignore[attr-defined]
+        optimizer.state.pop(layer.weight, None)
+        optimizer.zero_grad()
+        layer(x).sum().backward()
+        optimizer.step()
 
     run = dovetail.compile_step(step)
-    run(torch.ones(2))
-    with pytest.raises(StateChangedOtherwise, match=r"the step changes holder\.sum"):
-        run(torch.ones(2))
-    assert vars(holder)["sum"] == 2
+    run(torch.ones(1, 2))
+    with pytest.raises(StateChangedOtherwise, match=r"the step changes optimizer\.state\."):
+        run(torch.ones(1, 2))
+    assert [state["step"] for state in optimizer.state.values()] == [1, 1]
 
 
 def test_a_list_that_grows_costs_no_more() -> None:

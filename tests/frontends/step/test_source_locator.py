@@ -146,14 +146,14 @@ def state_of_optimizer(t: Training) -> Step:
 
 def python_random(t: Training) -> Step:
     def step(x: torch.Tensor) -> Any:
-        return t.train(x * float(random.choices("123")[0]))  # here
+        return t.train(x * random.uniform(0, x.sum().item()))  # here
 
     return step
 
 
 def numpy_random(t: Training) -> Step:
     def step(x: torch.Tensor) -> Any:
-        return t.train(x * float(np.random.choice(["1", "2"])))  # here
+        return t.train(x * np.random.normal(x.sum().item()))  # here
 
     return step
 
@@ -162,7 +162,7 @@ def numpy_generator(t: Training) -> Step:
     numbers = np.random.default_rng(0)
 
     def step(x: torch.Tensor) -> Any:
-        return t.train(x * float(numbers.choice(["1", "2"])))  # here
+        return t.train(x * numbers.normal(x.sum().item()))  # here
 
     return step
 
@@ -269,9 +269,9 @@ CASES: tuple[tuple[Callable[[Training], Step], str], ...] = (
     (entry, "puts an object that it makes into a container"),
     (element, "t.kinds"),
     (state_of_optimizer, "t.opt.state[t.net.weight]['note']"),
-    (python_random, "draws something that is not a number"),
-    (numpy_random, "draws something that is not a number"),
-    (numpy_generator, "draws something that is not a number"),
+    (python_random, "with arguments that it computes"),
+    (numpy_random, "with arguments that it computes"),
+    (numpy_generator, "with arguments that it computes"),
     (iterator, "reads from a list_iterator"),
     (learning_rate_of_scheduler, "reads 'last_epoch' of a StepLR"),
     (returned_view, "belongs to t.net.weight"),

@@ -52,6 +52,10 @@ class StateToMake(Exception):
         self.error = error
 
 
+class ManyChoices(StateToMake):
+    """The step chooses among objects, and hardly any choice comes up twice: it is best left to eager mode."""
+
+
 def free_locals(error: BaseException) -> None:
     """Let go of what an attempt that failed has recorded: frames of an error hold it, and it holds real tensors.
 
@@ -76,3 +80,9 @@ def in_short(error: DovetailError) -> str:
     first = str(error).splitlines()[0].partition(": ")[2].rstrip(".")
     origin = error.facts.get("origin")
     return f"{first} ({origin})" if origin is not None else first
+
+
+def said_of_eager_mode(name: str, error: DovetailError, *, is_best: bool) -> str:
+    """What is said once of a step that eager mode runs from now on. is_best: though it could be captured."""
+    why = "no program would be of use to later calls" if is_best else "it cannot be captured"
+    return f"{name} runs in eager mode from now on, because {why}:\n{error}"

@@ -22,7 +22,7 @@ from dovetail.capture.step_tensors import StepNumber, StepTensor
 from dovetail.capture.step_texts import Texts
 from dovetail.errors import DovetailError, UnsupportedStep
 from dovetail.frontends.argument_objects import ArgumentObjects
-from dovetail.frontends.step.attempts import MoreIsRead, StateToMake, free_locals
+from dovetail.frontends.step.attempts import ManyChoices, MoreIsRead, StateToMake, free_locals
 from dovetail.frontends.step.captured_memory import refuse_set, torch_generators
 from dovetail.frontends.step.containers import Path
 from dovetail.frontends.step.draws import Draws
@@ -30,6 +30,7 @@ from dovetail.frontends.step.guard import StepCall
 from dovetail.frontends.step.held_arrays import HeldArrays
 from dovetail.frontends.step.held_maths import maths_by_name
 from dovetail.frontends.step.host_calls import HostCalls
+from dovetail.frontends.step.json_texts import numbers_in_json
 from dovetail.frontends.step.kept import Trees, slots_of_graphs
 from dovetail.frontends.step.late_numbers import LateNumbers
 from dovetail.frontends.step.left_behind import LeftBehind, kept_if_used, overwritten, refused_change
@@ -38,10 +39,7 @@ from dovetail.frontends.step.noted_calls import HostCall
 from dovetail.frontends.step.number_slots import NumberSlot
 from dovetail.frontends.step.output import STREAMS
 from dovetail.frontends.step.outside import Outside, forget_new_results
-from dovetail.frontends.step.program_inputs import (
-    FoundTensors,
-    number_inputs,
-)
+from dovetail.frontends.step.program_inputs import FoundTensors, number_inputs
 from dovetail.frontends.step.reachable_state import ReachableState
 from dovetail.frontends.step.recorded import Recorded
 from dovetail.frontends.step.results import Results
@@ -91,7 +89,7 @@ class StepCapture:
         self._options = options
         self._names: set[str] = set()
         self._numbers, self.hyperparameters = number_inputs(reachable, lifted.slots, guarded, self._name)
-        kept, self._also_read, self._drawing, self._turned = shown.kept, shown.read, shown.drawing, shown.turned
+        kept, self._drawing = shown.kept, shown.drawing
         self._write_only = WriteOnlyContainers(reachable, sorted(shown.write_only, key=repr))
         found = [slot for slot in (reachable.slots if kept else ()) if slot.path in kept]
         self._kept = [NumberSlot.at(slot) for slot in found if isinstance(slot.read(), torch.Tensor)]
@@ -169,9 +167,8 @@ class StepCapture:
 
     def _recorded(self, name: str, hints: ItemHints, assume_cleared: bool, calls_hooks: bool) -> Recorded:
         found = self._tensors()
-        tensors, sources = found.tensors, found.sources
-        leaves = self._call.leaves
-        numbers = [StepNumber(number_slot.name, number_slot.read(), number_slot.put) for number_slot in self._numbers]
+        tensors, sources, leaves = found.tensors, found.sources, self._call.leaves
+        numbers = [StepNumber(slot.name, slot.read(), slot.put) for slot in self._numbers]
         for index in sorted(self._lifted_leaves):
             self._leaf_names[index] = self._name(f"argument_{index}")
             numbers.append(StepNumber(self._leaf_names[index], leaves[index], partial(self._show, index)))
@@ -196,7 +193,7 @@ class StepCapture:
                 self._write_only.refuse_after()
                 late.end()
                 newly = overwritten(self._watcher.reads, self._reachable)
-                left = LeftBehind(self._reachable, self._numbers, self.lifted, newly, self._also_read, self._turned)
+                left = LeftBehind(self._reachable, self._numbers, self.lifted, newly, self._ways)
                 left.is_drawn, left.write_only = self._draws.explain, self._write_only.paths
                 left.find_write_only()
                 check_texts(recording.recorder)
@@ -204,8 +201,9 @@ class StepCapture:
                 self._write_only.refuse_after(error)
                 if isinstance(error, UnsupportedStep) and hosts.calls_search:
                     raise SearchCalled from error
-                if recording.recorder.guesses.ran_out or any(error is known for known in outside.to_fill):
-                    raise StateToMake(error) from error
+                fills = any(error is known for known in outside.to_fill)
+                if (many := self._draws.choices.among_many) or recording.recorder.guesses.ran_out or fills:
+                    raise (ManyChoices(many) if many else StateToMake(error)) from error
                 raise
             trees = Trees(recording, self._reachable, self._watcher.was_made)
             writes = list(left.numbers(recording, trees))
@@ -262,6 +260,7 @@ class StepCapture:
         told = {"dynamic": self._ways.has_free_sizes, "line_of": self._reachable.line_naming}
         recording = self.recording(tensors, numbers, hints, assume_cleared=assume_cleared, **told)
         recording.recorder.share_answers(self.answers)
+        recording.recorder.texts.know_by(self._ways.mark)
         recording.recorder.stops_at_weights = self.stops_at_weights
         self._blamed = lambda: recording.recorder.blamed
         return recording
@@ -323,6 +322,7 @@ class StepCapture:
             self._write_only.noted(hosts.note_put),
             self._draws.noted(),
             maths_by_name(self._reachable),
+            numbers_in_json(recording.recorder),
             recording.recorder.collectives.followed(),
             self._watched(),
         ):

@@ -24,11 +24,13 @@ from dovetail.frontends.patience import Walks
 from dovetail.frontends.step.attempts import (
     ContainersRead,
     ContainersWritten,
+    ManyChoices,
     MoreIsRead,
     NumbersToLift,
     StateToMake,
     TensorsToKeep,
     in_short,
+    said_of_eager_mode,
 )
 from dovetail.frontends.step.capture import StepCapture
 from dovetail.frontends.step.containers import Path, Slot
@@ -97,8 +99,7 @@ class StepCaptures:
         except BaseException:
             self._failed = False  # it is the step's own error
             raise
-        if why:
-            self._say_why(why)
+        self._say_why(why)
         return results
 
     def ran(self, variant: StepVariant) -> None:
@@ -226,8 +227,9 @@ class StepCaptures:
                 self._lifting.see(call.leaves, call.structure)
                 self._eager.read = Names()
         elif isinstance(error, StateToMake):
-            if self._rounds == _MOST_ROUNDS:
-                self._give_up(error.error)
+            is_best = isinstance(error, ManyChoices)
+            if is_best or self._rounds == _MOST_ROUNDS:
+                self._give_up(error.error, is_best=is_best and self._options.memory_limit is None)
             self._rounds += 1
         elif isinstance(error, CaptureFailed) and not self._failed:
             self._failed = True  # eager mode raises what is to be raised, or shows that it is our doing
@@ -311,7 +313,7 @@ class StepCaptures:
         if self._begins_cleared:
             try:
                 return self._after_attempts(reachable, call, True)
-            except (MemoryLimitTooLow, OffloadUnavailable, DataDependentControlFlow, ModuleToPrepare):
+            except (MemoryLimitTooLow, OffloadUnavailable, DataDependentControlFlow, ModuleToPrepare, ManyChoices):
                 raise
             except (DovetailError, StateToMake):  # it may be because of gradients that are not there
                 self._begins_cleared = False
@@ -336,7 +338,7 @@ class StepCaptures:
                     with interrupts_wait():
                         found = capture.variant(self._cache.name, hints, assume_cleared=clears, calls_hooks=hooks)
                     if not self._lifting.reads_arrays(reachable, is_wanted=capture.wants_arrays, needs_some=True):
-                        self._lifting.guarded |= left_out
+                        self._lifting.leave_out(left_out)
                         return found
                 except (GradientsNotCleared, MoreIsRead) as error:
                     if GradientsNotCleared in map(type, (error, error.__cause__)):
@@ -349,9 +351,7 @@ class StepCaptures:
                 except TensorsToKeep as error:
                     self._lifting.keeps(error.paths)
                 except NumbersToLift as error:
-                    if first is not None and error.paths & left_out.slots:
-                        raise first from first.__cause__
-                    self._lifting.writes(error.paths)
+                    self._lifting.writes(error.paths, left_out.slots)
                 except (DovetailError, StateToMake, NotBeforeRuns) as error:
                     if capture.stops_at_weights or others.may_have_caused(error, reachable):
                         continue  # it may be because of that
@@ -367,9 +367,9 @@ class StepCaptures:
         raise CaptureFailed(error="each attempt shows more that it reads or changes")
 
     def _say_why(self, why: str) -> None:
-        """A call has run in eager mode; under a limit, which it may have passed, that is said once."""
-        self._cache.counts.eager_reasons[why] = None
-        if (limit := self._options.memory_limit) is not None:
+        """A call has run in eager mode; under a limit, which it may have passed, that is said once. why: or ""."""
+        self._cache.counts.eager_reasons.update({why: None} if why else {})
+        if why and (limit := self._options.memory_limit) is not None:
             text = f"a call ran in eager mode, and was not held to memory_limit={limit!r}, because {why}"
             self._cache.warn(f"{self._cache.name}: {text}")
 
@@ -383,18 +383,16 @@ class StepCaptures:
             if variant is not None:
                 return variant, 0
             made = MadeState(recorded)
-            later = self._later(made, call) if made.is_of_plain_tensors else None
-            if later is not None:
+            if made.is_of_plain_tensors and (later := self._later(made, call)) is not None:
                 return later[0], made.size_bytes
             return recorded.tied(self._cache.name, made.options(self._options)), 0
         except StateToMake as making:
             raise making.error from None
 
-    def _give_up(self, error: DovetailError) -> None:
-        """Raise the error, or run in eager mode from now on."""
-        if not self.falls_back:
+    def _give_up(self, error: DovetailError, *, is_best: bool = False) -> None:
+        """Raise the error, or run in eager mode from now on. is_best: whatever the user has said."""
+        if not (self.falls_back or is_best):
             error.offer("compile_step(..., on_unsupported='eager')")
             raise error
         self.given_up = error
-        text = f"{self._cache.name} runs in eager mode from now on, because it cannot be captured:\n{error}"
-        self._cache.warn(text)
+        self._cache.warn(said_of_eager_mode(self._cache.name, error, is_best=is_best))

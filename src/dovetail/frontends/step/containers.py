@@ -122,8 +122,9 @@ class Container:
         return partial(dict.__getitem__, self.item, key) if is_plain else partial(self.read, key)
 
     def write(self, key: Any, value: Any) -> None:
-        """Put a value there. Raises: TypeError where nothing can be put."""
-        dict_methods(self.item).__setitem__(self.item, key, value)
+        """Put a value there; MISSING takes away what is there. Raises: TypeError where nothing can be put."""
+        methods, gone = dict_methods(self.item), value is MISSING
+        methods.__delitem__(self.item, key) if gone else methods.__setitem__(self.item, key, value)
 
     def put_back(self) -> None:
         """Hold what was held: the same objects in the same order."""
@@ -286,18 +287,17 @@ class Named(Container):
         return value
 
     def write(self, key: Any, value: Any) -> None:
-        self._set(self.item, key, value)
+        if value is MISSING:
+            self._remove(self.item, key)
+        else:
+            self._set(self.item, key, value)
 
     def put_back(self) -> None:
         each(self._put_back_one, self.keys, self.values)
 
     def _put_back_one(self, key: str, value: Any) -> None:
-        if self._get(self.item, key) is value:
-            return
-        if value is MISSING:
-            self._remove(self.item, key)
-        else:
-            self._set(self.item, key, value)
+        if self._get(self.item, key) is not value:
+            self.write(key, value)
 
     def label_of(self, key: Any, inner: bool = False) -> str:
         name = f"{self.title}.{key}" if self.title else str(key)

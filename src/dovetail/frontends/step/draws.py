@@ -24,6 +24,7 @@ from dovetail.capture.step_recorder import StepRecorder
 from dovetail.capture.step_recording import StepRecording
 from dovetail.errors import UnsupportedStep, WrittenArray
 from dovetail.frontends.step.captured_memory import generator_is_set
+from dovetail.frontends.step.choices import NO_CHOICE, Choices, Places
 from dovetail.frontends.step.containers import Fixed, Path, Slot
 from dovetail.frontends.step.drawing_functions import DrawingFunctions, candidates
 from dovetail.frontends.step.drawn_values import (
@@ -36,13 +37,10 @@ from dovetail.frontends.step.drawn_values import (
     is_same_result,
     kind_of_result,
     part,
-    shuffled,
-    shuffled_in_place,
 )
 from dovetail.frontends.step.generators import (
     NAMES,
     SHARED,
-    SHUFFLE,
     OneFunction,
     StandInGenerator,
     as_it_was,
@@ -102,6 +100,7 @@ class Draws:
         self._sources = (Source(random, None), Source(np.random, None), *held.values())
         self._explained: set[int] | None = None
         self.functions = DrawingFunctions(reachable, drawing, self)
+        self.choices = Choices(self)
 
     @property
     def useless(self) -> list[FunctionType]:
@@ -168,35 +167,25 @@ class Draws:
         def draw(*args: Any, **kwargs: Any) -> Any:
             if self._others.have_waited() or self._is_inside:
                 return real(*args, **kwargs)
-            if name == SHUFFLE:
-                self._shuffle(source, real, *args, **kwargs)
-                return None
-            return self._note(name, args, kwargs, (source,), real)
+            self._recording.look_at((*args, *kwargs.values()))
+            chosen = self.choices.made(source, name, args, kwargs, real)
+            return self.note(name, args, kwargs, (source,), real) if chosen is NO_CHOICE else chosen
 
         return draw
-
-    def _shuffle(self, source: Source, real: Callable[..., Any], items: Any) -> None:
-        """Shuffle a list, or an array that is drawn."""
-        if type(items) is DrawnArray:
-            self._refuse_change(items)
-            self._note(shuffled_in_place, (source, items), {}, (source,))
-        elif type(items) is list:
-            items[:] = self._note(shuffled, (source, items), {}, (source,))
-        else:
-            self.refuse("shuffles an array in place")
 
     # --- what is made before each run
 
     def derive(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """See `DrawnTrace`."""
-        return self._note(function, args, kwargs)
+        return self.note(function, args, kwargs)
 
     def change(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """See `DrawnTrace`."""
-        self._refuse_change(args[0])
-        return self._note(function, args, kwargs)
+        self.refuse_change(args[0])
+        return self.note(function, args, kwargs)
 
-    def _refuse_change(self, array: Any) -> None:
+    def refuse_change(self, array: Any) -> None:
+        """Raises: WrittenArray, UnsupportedStep where an array may not be changed."""
         if type(array) is not DrawnArray or self._held_arrays.lend(array.real):
             raise WrittenArray(
                 how="which it holds, and which a program reads before it runs", origin=self.recorder.here()
@@ -204,7 +193,7 @@ class Draws:
         if self.tensors:
             self.refuse("changes an array that it draws after it has made a tensor on such an array")
 
-    def _note(
+    def note(
         self,
         function: Callable[..., Any] | str,
         args: Sequence[Any],
@@ -235,6 +224,7 @@ class Draws:
     def remember(self, meant: Draw, result: Any) -> Ref:
         """See `Notes`."""
         shown = "what is drawn here has another shape or type: it"
+        shown = "that the same items are chosen" if type(result) is Places else shown
         question = len(self.recorder.questions)
         self.recorder.questions.append(Question(True, self.recorder.here(), shown))
         kind = kind_of_result(result)
@@ -251,19 +241,18 @@ class Draws:
             return DrawnArray(self, which, result)
         if isinstance(result, _WHOLE) or type(result) in (int, float, bool):
             number = self._recording.draw(as_number(result))
-            if isinstance(result, np.float64):
-                self.recorder.of_numpy.add(handle_of(number))
+            self.recorder.of_numpy.add(handle_of(number), type(result))
             self.taken.append(self.made[which])
             self.numbers.known[handle_of(number)] = Ref(which)
             return number
         if type(result) in (list, tuple):
             if len(result) > _MOST_IN_LISTS:
                 self._refuse(f"draws a list of {len(result)} numbers")
-            return type(result)(self._note(part, (Ref(which), slot), {}) for slot in range(len(result)))
+            return type(result)(self.note(part, (Ref(which), slot), {}) for slot in range(len(result)))
         if type(result) is dict:
-            return {key: self._note(part, (Ref(which), key), {}) for key in result}
-        if result is None:
-            return None
+            return {key: self.note(part, (Ref(which), key), {}) for key in result}
+        if result is None or type(result) is Places:
+            return result
         self._refuse("draws something that is not a number")
 
     def _operand(self, item: Any) -> Any:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -16,24 +14,28 @@ import torch
 from dovetail.capture.step_recorder import StepRecorder
 from dovetail.capture.step_recording import StepRecording
 from dovetail.errors import DovetailError, StateChangedOtherwise
-from dovetail.frontends.step.attempts import (
-    ContainersWritten,
-    NumbersToLift,
-    StateToMake,
-    TensorsToKeep,
-)
-from dovetail.frontends.step.containers import Container, Path, Sequential, Slot
+from dovetail.frontends.step.attempts import ContainersWritten, NumbersToLift, StateToMake, TensorsToKeep
+from dovetail.frontends.step.containers import Path, Slot
 from dovetail.frontends.step.hook_tables import HookTable
 from dovetail.frontends.step.kept import NotMadeAgain, Tree, Trees
+from dovetail.frontends.step.lifting import Lifting
 from dovetail.frontends.step.number_slots import NUMBERS, NumberSlot
 from dovetail.frontends.step.reachable_state import ReachableState
-from dovetail.frontends.step.slot_changes import Change, differs_beyond, holds_the_same
-from dovetail.frontends.step.value_walk import OPTIMIZER, SCHEDULER
+from dovetail.frontends.step.slot_changes import (
+    Change,
+    can_be_bound,
+    can_be_removed,
+    differs_beyond,
+    holds_the_same,
+    is_plain,
+    is_put,
+)
+from dovetail.frontends.step.value_walk import OPTIMIZER
 from dovetail.ir.calling import FromConstant
 from dovetail.ir.program import Origin
 from dovetail.reach.contents import MISSING
 from dovetail.reach.reads import Reads
-from dovetail.reach.values import LOOKED_INTO, attributes_of, has_attributes, is_a, kind_of
+from dovetail.reach.values import attributes_of, has_attributes, is_a
 from dovetail.torch_compat.traced_numbers import as_plain, is_traced
 
 DRAW, PASS = "draw outside the step", "pass the drawn numbers"
@@ -79,24 +81,20 @@ class LeftBehind:
         self,
         reachable: ReachableState,
         slots: Sequence[NumberSlot],
-        kept: Collection[Path] = (),
-        overwritten: Collection[tuple[int, str]] = (),
-        also_read: Collection[Path] = (),
-        turned: Collection[Path] = (),
+        kept: Collection[Path],
+        overwritten: Collection[tuple[int, str]],
+        shown: Lifting,
     ) -> None:
         """Look at a reachable state whose code has just run on fakes.
 
-        also_read: containers that the step reads. turned: what it has turned or decided in earlier calls.
-
         kept: slots of tensors that may be others in each call. overwritten: attributes that were set before they were
-        read, by the identity of their `__dict__`.
+        read, by the identity of their `__dict__`. shown: by earlier calls.
         """
         self._reachable = reachable
         self._numbers = slots
         self._kept = kept
         self._overwritten = overwritten
-        self._also_read = also_read
-        self._turned = turned
+        self._also_read, self._turned, self._plain = shown.read, shown.turned, shown.plain
         self.is_drawn: Callable[[Any], bool] = lambda _: False
         self.write_only: Sequence[Path] = ()
         self.filled: list[tuple[Path, Tree]] = []
@@ -131,19 +129,20 @@ class LeftBehind:
             if slot is not None and (id(slot.item), slot.key) in self._overwritten:
                 self._bind(change, trees)
                 continue
-            if slot is not None and _is_plain(change.old) and (_is_plain(change.new) or is_traced(change.new)):
-                if type(change.old) in NUMBERS:
+            if slot is not None and is_plain(change.old) and (is_plain(change.new) or is_traced(change.new)):
+                if type(change.old) in NUMBERS and slot.path not in self._plain:
                     lift.add(slot.path)
                 elif self._is_turned_first(change, slot):
                     self._to_make.append(change)
                 else:
                     new = change.new if is_traced(change.new) else FromConstant(change.new)
                     yield self._writable(slot), recording.leave(new)
-            elif slot is not None and _can_be_bound(change):
+            elif slot is not None and can_be_bound(change):
                 self._bind(change, trees)
                 found = list(self._tensors_in(change.old, slot.path))
                 keep.update(path for path in found if path not in self._kept)
-                lift.update(path for path in self._numbers_in(change.old, slot.path) if path not in lifted)
+                known_ones = lifted.union(self._plain)
+                lift.update(path for path in self._numbers_in(change.old, slot.path) if path not in known_ones)
             elif (change.old is MISSING and slot is not None and slot.kind == "dict") or (
                 change.old is None or (slot is not None and isinstance(slot.container, HookTable))
             ):
@@ -186,7 +185,7 @@ class LeftBehind:
             if slot is not None and now is not MISSING and (table, name) not in self.put:
                 self._bind(Change(slot, slot.label, now, now), trees)
         for change in self._reachable.changes():
-            if change.slot is not None and _can_be_bound(change) and holds_the_same(change.old, change.new):
+            if change.slot is not None and can_be_bound(change) and holds_the_same(change.old, change.new):
                 is_shared = any(map(trees.hands_on, (change.old, change.new)))
                 is_elsewhere = len(self._reachable.holding(change.old)) > 1
                 if is_shared or is_elsewhere or change.slot.path in self.write_only:
@@ -197,7 +196,7 @@ class LeftBehind:
         program would be for this call only.
         """
         is_flag = type(change.old) is bool and type(change.new) is bool and slot.container.rank == OPTIMIZER
-        is_decided = change.old is None and _is_plain(change.new) and slot.kind == "dict"
+        is_decided = change.old is None and is_plain(change.new) and slot.kind == "dict"
         return (is_flag or is_decided) and slot.path not in self._turned
 
     def _reshaped(self, changes: Sequence[Change]) -> set[tuple[int, Any]]:
@@ -231,7 +230,7 @@ class LeftBehind:
 
     def find_write_only(self) -> None:
         """Raises: ContainersWritten for containers that the step puts something into, and may not read."""
-        changes = [x for x in self._reachable.changes() if _is_put(x) and not self._is_harmless(x)]
+        changes = [x for x in self._reachable.changes() if is_put(x) and not self._is_harmless(x)]
         found = {x.slot.container.path for x in changes if x.slot is not None}
         if not found <= set(self._also_read):
             raise ContainersWritten(frozenset(found.difference(self._also_read)))
@@ -241,7 +240,11 @@ class LeftBehind:
         slot = change.slot
         assert slot is not None, "it is a slot"
         if change.new is MISSING:
-            raise self._refused(change)
+            if not can_be_removed(slot):
+                raise self._refused(change)
+            self.put.add(NumberSlot.at(slot).key)
+            self.bound.append((slot.path, FromConstant(MISSING)))
+            return
         self._writable(slot)
         try:
             self.bound.append((slot.path, trees.of(change.new)))
@@ -257,7 +260,7 @@ class LeftBehind:
             slot, is_other = change.slot, change.old is MISSING or change.new is MISSING
             if slot is None or slot.container.path not in self._also_read or id(slot.container) in found:
                 continue
-            if is_other and _is_put(change) and not self._is_harmless(change):
+            if is_other and is_put(change) and not self._is_harmless(change):
                 found[id(slot.container)] = change
         return found
 
@@ -361,37 +364,3 @@ def _hooked(label: str, line: Origin | None) -> StateChangedOtherwise:
 def _random_name(change: Change) -> str:
     names = {id(random): "Python's module random", id(np.random): "numpy.random"}
     return names.get(id(change.item), change.label)
-
-
-def _is_put(change: Change) -> bool:
-    """Whether something was put into a plain container that is not simply another number."""
-    slot = change.slot
-    if (
-        slot is None
-        or type(slot.item) not in (list, deque, dict, defaultdict, OrderedDict, Counter)
-        or slot.container.link != "item"
-    ):
-        return False
-    if type(slot.container) not in (Container, Sequential) or slot.container.rank in (OPTIMIZER, SCHEDULER):
-        return False
-    return not (_is_plain(change.old) and (_is_plain(change.new) or is_traced(change.new)))
-
-
-def _can_be_bound(change: Change) -> bool:
-    """Whether a run can put what is new into a slot, and later calls can look at it there."""
-    slot = change.slot
-    if slot is None or isinstance(slot.container, HookTable):
-        return False
-    if kind_of(type(change.new)) in LOOKED_INTO and _is_plain(change.old):  # what was open is decided
-        return False
-    return _is_compared(change.old) and (is_traced(change.new) or _is_compared(change.new))
-
-
-def _is_compared(value: Any) -> bool:
-    """Whether guards compare what a slot holds, so that a run may leave it there."""
-    is_container = isinstance(value, tuple) or type(value) in (list, dict) or kind_of(type(value)) in LOOKED_INTO
-    return is_container or isinstance(value, torch.Tensor | Enum | torch.dtype | torch.device) or _is_plain(value)
-
-
-def _is_plain(value: Any) -> bool:
-    return type(value) in (bool, *NUMBERS, str, bytes, complex, type(None))

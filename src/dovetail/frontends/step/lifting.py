@@ -12,6 +12,7 @@ from types import FunctionType
 from typing import Any, Protocol
 
 from dovetail.capture.step_questions import Question
+from dovetail.capture.step_texts import new_mark
 from dovetail.errors import CaptureFailed, DovetailError, StateChangedOtherwise
 from dovetail.frontends.step.containers import Path
 from dovetail.frontends.step.guard import BoundTo, StepGuard
@@ -65,6 +66,8 @@ class Lifting:
     drawing: functions that draw outside torch, and are called before each run.
     kept: slots of tensors that calls replace, or what is done between them (`replaced`). write_only: containers that
     calls only put things into. read: those that calls read as well. turned: flags that calls have turned.
+    plain: slots of numbers that the step changes and that its code cannot take as inputs: a program is for one number.
+    mark: of texts that recordings of one call make of numbers.
     calls_hooks: hooks of optimizers are host calls. asks_texts: whole numbers that data decide are asked for where they
     are made into texts. makes_arrays: arrays of NumPy that the step makes are made before each run. answered_otherwise:
     questions of programs, by their numbers, that had other answers in this call. has_symbols: numbers are symbols where
@@ -81,6 +84,8 @@ class Lifting:
         self._changed = Numbers()
         self._arrays: frozenset[Path] = frozenset()
         self._written: frozenset[Path] = frozenset()
+        self.plain: frozenset[Path] = frozenset()
+        self.mark = new_mark()
         self.kept: frozenset[Path] = frozenset()
         self.replaced = Replaced()
         self.write_only: frozenset[Path] = frozenset()
@@ -123,6 +128,7 @@ class Lifting:
         self, leaves: Sequence[Any], structure: Structure, reachable: ReachableState, guards: Iterable[StepGuard]
     ) -> None:
         """Note what differs in a call from earlier ones. guards: that did not hold for such a reason, perhaps."""
+        self.mark = new_mark()
         changed = set[int]()
         if self._before is not None and self._before[0] == structure:
             changed.update(
@@ -160,9 +166,13 @@ class Lifting:
             answers.add(question.answer)
             self.has_symbols = self.has_symbols or (self._may_have_symbols and len(answers) > 1)
 
-    def writes(self, slots: frozenset[Path]) -> None:
-        """Note slots that the step itself changes: a program must have them as inputs."""
-        assert not slots <= self._written, "a number that is an input is not a constant"
+    def writes(self, slots: frozenset[Path], left_out: frozenset[Path]) -> None:
+        """Note slots that the step itself changes: a program must have them as inputs, but for those that its code
+        cannot take so.
+        """
+        self.plain |= slots & left_out
+        slots -= left_out
+        assert not slots or not slots <= self._written, "a number that is an input is not a constant"
         self._written |= slots
         self.guarded -= Numbers(slots)
 
@@ -230,8 +240,15 @@ class Lifting:
     def fewer(self, tried: Numbers, blamed: Numbers, hyperparameters: Collection[Path]) -> Numbers | None:
         """What to guard in the next attempt, when one with these inputs has failed; None when there is nothing left.
 
-        blamed: numbers that the failure is about, where that is known.
+        blamed: numbers that the failure is about, where that is known. Those that the step changes come last.
         """
-        optional = tried - Numbers(self._written)
-        about = blamed & (optional | Numbers(frozenset(hyperparameters)))
-        return about or optional or None
+        written = tried & Numbers(self._written)
+        about = blamed & (tried | Numbers(frozenset(hyperparameters)))
+        found = about or tried - written or written or None
+        self.plain |= frozenset() if found is None else found.slots & self._written
+        return found
+
+    def leave_out(self, numbers: Numbers) -> None:
+        """Note numbers that programs had to leave out of their inputs."""
+        self.guarded |= numbers
+        self._written -= numbers.slots

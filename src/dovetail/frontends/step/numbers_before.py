@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from types import BuiltinFunctionType
 from typing import Any, Protocol
 
+from dovetail.capture.numpy_numbers import is_of_numpy
 from dovetail.capture.step_recorder import StepRecorder
 from dovetail.frontends.step.containers import Path
 from dovetail.frontends.step.drawn_values import Draw, Held, Ref
@@ -64,7 +65,8 @@ class NumbersBefore:
 
     def _computed(self, handle: Value) -> Ref | None:
         node = self._made_by(handle)
-        if node is None or not isinstance(node.target, _PURE) or node.kwargs:
+        is_pure = node is not None and (isinstance(node.target, _PURE) or is_of_numpy(node.target))
+        if not is_pure or node.kwargs:
             return None
         operands = [self.before(x) for x in node.args]
         if any(x is None for x in operands):

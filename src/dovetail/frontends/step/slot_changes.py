@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import random
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Collection, Hashable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import numpy as np
 import torch
 
-from dovetail.frontends.step.containers import Container, Slot
+from dovetail.frontends.step.containers import Container, Sequential, Slot
+from dovetail.frontends.step.hook_tables import HookTable
+from dovetail.frontends.step.number_slots import NUMBERS
+from dovetail.frontends.step.value_walk import OPTIMIZER, SCHEDULER
 from dovetail.frontends.step.walk import Walk
 from dovetail.reach.contents import MISSING
-from dovetail.reach.values import PLAIN, RANDOM_SOURCES, is_a, is_same, plain_key
-from dovetail.torch_compat.traced_numbers import as_plain
+from dovetail.reach.values import LOOKED_INTO, PLAIN, RANDOM_SOURCES, is_a, is_same, kind_of, plain_key
+from dovetail.torch_compat.traced_numbers import as_plain, is_traced
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,3 +101,51 @@ def differs_beyond(inputs: Collection[tuple[int, ...]], old: Any, new: Any, at: 
     if is_a(old, tuple) and type(old) is type(new) and len(old) == len(new):
         return any(differs_beyond(inputs, a, b, (*at, n)) for n, (a, b) in enumerate(zip(old, new, strict=True)))
     return not is_same(old, new)
+
+
+def is_put(change: Change) -> bool:
+    """Whether something was put into a plain container that is not simply another number."""
+    slot = change.slot
+    if (
+        slot is None
+        or type(slot.item) not in (list, deque, dict, defaultdict, OrderedDict, Counter)
+        or slot.container.link != "item"
+    ):
+        return False
+    if type(slot.container) not in (Container, Sequential) or slot.container.rank in (OPTIMIZER, SCHEDULER):
+        return False
+    return not (is_plain(change.old) and (is_plain(change.new) or is_traced(change.new)))
+
+
+def can_be_bound(change: Change) -> bool:
+    """Whether a run can put what is new into a slot, and later calls can look at it there."""
+    slot = change.slot
+    if slot is None or isinstance(slot.container, HookTable):
+        return False
+    if change.new is MISSING:
+        return can_be_removed(slot)
+    if change.old is MISSING:
+        return slot.kind == "names" and (is_traced(change.new) or _is_compared(change.new))
+    if kind_of(type(change.new)) in LOOKED_INTO and is_plain(change.old):  # what was open is decided
+        return False
+    return _is_compared(change.old) and (is_traced(change.new) or _is_compared(change.new))
+
+
+def can_be_removed(slot: Slot) -> bool:
+    """Whether a run can take away an attribute, a variable, or an entry of an optimizer's state."""
+    container = slot.container
+    if isinstance(container, HookTable) or container.rank == SCHEDULER:
+        return False
+    is_of_attributes = slot.kind == "dict" and (container.link != "item" or container.rank == OPTIMIZER)
+    return slot.kind == "names" or is_of_attributes
+
+
+def _is_compared(value: Any) -> bool:
+    """Whether guards compare what a slot holds, so that a run may leave it there."""
+    is_container = isinstance(value, tuple) or type(value) in (list, dict) or kind_of(type(value)) in LOOKED_INTO
+    return is_container or isinstance(value, torch.Tensor | Enum | torch.dtype | torch.device) or is_plain(value)
+
+
+def is_plain(value: Any) -> bool:
+    """Whether guards compare a value by what it is."""
+    return type(value) in (bool, *NUMBERS, str, bytes, complex, type(None))

@@ -34,6 +34,7 @@ class TextUses:
     def __init__(self, texts: Texts) -> None:
         self._texts = texts
         self._hosts = {(code, span_at(code, at)) for code, at in texts.hosts}
+        self._made = {(code, span_at(code, at)) for code, at in texts.makers}
         self._calls = {(code, span_at(code, at)) for code, at in texts.calls}
         self._done: set[tuple[int, bool]] = set()
         self._code: Any = None
@@ -60,7 +61,7 @@ class TextUses:
         if (code, span) in self._hosts:
             return
         node = tree.at(span)
-        if node is None or (isinstance(node, ast.Call) and not self._is_maker(tree, node, code)):
+        if node is None or (isinstance(node, ast.Call) and not self._is_maker(node, code, span)):
             raise _refusal(_origin(code, span))
         parent = tree.parents.get(node)
         if dis.opname[code.co_code[source.at]].startswith("FOR_ITER"):  # a generator gives one
@@ -70,10 +71,10 @@ class TextUses:
             return
         self._up(tree, node, source.holds)
 
-    def _is_maker(self, tree: Tree, node: ast.Call, code: CodeType) -> bool:
+    def _is_maker(self, node: ast.Call, code: CodeType, span: Span) -> bool:
         """Whether a call only makes text, or is of a function of the user's, whose own code is looked at."""
         function = node.func
-        if isinstance(function, ast.Attribute) and function.attr in _JOINERS:
+        if (code, span) in self._made or (isinstance(function, ast.Attribute) and function.attr in _JOINERS):
             return True
         if isinstance(function, ast.Name) and function.id in _MAKERS:
             return function.id not in self._texts.variables.get(code, {})

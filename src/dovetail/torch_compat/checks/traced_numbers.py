@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from dovetail.torch_compat import traced_maths, traced_numbers
@@ -56,6 +57,10 @@ class TraceOfTexts:
     def is_of_numpy(self, handle: object) -> bool:
         """See `NumberTrace`."""
         return handle == "of numpy"
+
+    def typed(self, handle: object, now: Any) -> Any:
+        """See `NumberTrace`."""
+        return now
 
     def knows(self, handle: object) -> bool:
         """See `NumberTrace`."""
@@ -194,15 +199,25 @@ def check_traced_number_beside_a_size() -> str | None:
     )
 
 
-def check_plain_float() -> str | None:
+def check_plain_number() -> str | None:
     """A number of NumPy's becomes one of Python's, by a function that is told; another one stays what it is."""
     trace = TraceOfTexts()
-    made = traced_numbers.plain_float(traced_numbers.traced_number(trace, "of numpy", 0.5))
+    made = traced_numbers.plain_number(traced_numbers.traced_number(trace, "of numpy", 0.5))
     number = traced_numbers.traced_number(trace, "x", 0.5)
     return first_difference(
         ("what is told", trace.told, [(float, ("of numpy",))]),
         ("the handle", traced_numbers.handle_of(made), "float1"),
-        ("whether another number stays", traced_numbers.plain_float(number) is number, True),
+        ("whether another number stays", traced_numbers.plain_number(number) is number, True),
+    )
+
+
+def check_numpy_result() -> str | None:
+    """A function of numbers is NumPy's where one of them is, unless it gives one of several classes."""
+    result = traced_numbers.numpy_result
+    return first_difference(
+        ("a sum", repr(result(operator.add, [np.int64(1), 2])), repr(np.int64(3))),
+        ("a sum of Python's numbers", result(operator.add, [1, 2]), None),
+        ("the largest of two classes", result(max, [np.int64(1), 2]), None),
     )
 
 
@@ -219,7 +234,8 @@ CHECKS = (
     check_is_unknown,
     check_result_now,
     check_traced_number,
-    check_plain_float,
+    check_plain_number,
+    check_numpy_result,
     check_is_traced,
     check_handle_of,
     check_number_now,
