@@ -66,12 +66,14 @@ class QuickCall:
         taken = self.inputs(args, kwargs)
         if taken is None:
             return None
-        runner, guard = self.variant.runner, self.variant.guard
-        graph, known = runner.graphs.only, guard.fact_count
-        if graph is None:
-            chosen = runner.graphs.select(taken)
-            if chosen is None or guard.fact_count != known:
-                return None  # another way of sharing memory has shown more about the numbers
+        runner, known = self.variant.runner, self.variant.guard.fact_count
+        if (graph := runner.graphs.only) is None:
+            try:
+                chosen = runner.graphs.select(taken)
+            except DovetailError:  # which is met again by who asks the guard
+                return None
+            if chosen is None or self.variant.guard.fact_count != known:
+                return None
             graph, taken = chosen
         return graph, taken, runner.output_spec
 
@@ -158,9 +160,8 @@ class FunctionCaptures:
         """Take objects apart that are new ones in each call. Whether that is new."""
         replaced = [(v, item) for v in self._cache.variants for item in v.guard.replaced_objects(leaves, structure)]
         opened = {type(item) for _, item in replaced if self.classes.open(type(item))}
-        for variant in {
-            id(v): v for v, item in replaced if type(item) in opened
-        }.values():  # no call is for it any more
+        dropped = {id(v): v for v, item in replaced if type(item) in opened}  # no call is for them any more
+        for variant in dropped.values():
             self._cache.drop(variant)
         return bool(opened)
 

@@ -196,13 +196,13 @@ class _Group:
         """Let words show whether containers hold as many things of the same kinds; gives where these are, in the order
         of `look`. slots: where the containers are. Raises: NotInWords.
         """
-        if self.base is None and not (all(self._parts) and all(kind in words.slots_of for kind in self.types)):
+        if self.base is None and not all(self._parts):
             raise NotInWords
         for slot, item in zip(slots, found, strict=True):
             if isinstance(slot, int):
                 words.add_slot(slot, id(item))
         if self.base is None:
-            return list(chain.from_iterable(words.slots_of[type(item)](item) for item in found))
+            return list(chain.from_iterable(map(words.slots_of, found)))
         held = [words.open(item, self.base, count) for item, count in zip(found, self.counts, strict=True)]
         return list(chain.from_iterable(held))
 

@@ -98,18 +98,11 @@ class WordList:
     """Words as they are put together. Nothing of the user's is kept alive by them."""
 
     def __init__(self) -> None:
-        """Begin with none. Raises: NotInWords where the layout of objects is not known.
-
-        slots_of: for classes of objects that are no containers, where one has its parts.
-        """
+        """Begin with none. Raises: NotInWords where the layout of objects is not known."""
         layout = object_layout()
         if layout is None:
             raise NotInWords
         self.layout: ObjectLayout = layout
-        self.slots_of: dict[type, Callable[[Any], list[int]]] = {
-            FunctionType: self.slots_of_function,
-            weakref.ref: lambda reference: [id(reference) + layout.referent],
-        }
         self._pairs: list[tuple[int, int]] = []
         self._checks: dict[int, Check] = {}
         self.new: list[LookedInto] = []
@@ -197,6 +190,14 @@ class WordList:
     def slots_of_function(self, function: Any) -> list[int]:
         """The same, and where its `__dict__` is."""
         return [*self.slots_of_functions([function]), id(function) + self.layout.function_table]
+
+    def slots_of(self, item: Any) -> list[int]:
+        """Where an object that is no container has its parts. Raises: NotInWords."""
+        if type(item) is FunctionType:
+            return self.slots_of_function(item)
+        if type(item) is weakref.ref:
+            return [id(item) + self.layout.referent]
+        raise NotInWords
 
     def slot_of_member(self, item: Any, descriptor: Any, value: Any) -> int:
         """Where an object has what a descriptor of its class gives. Raises: NotInWords."""
