@@ -51,6 +51,7 @@ class FunctionRunner:
 
 FunctionVariant: TypeAlias = Variant[CallGuard, FunctionRunner]
 R = TypeVar("R")
+Chosen: TypeAlias = tuple[FunctionVariant, CompiledGraph, Sequence[Any]]
 Ready: TypeAlias = tuple[CompiledGraph, Sequence[Any], Structure]
 
 
@@ -87,10 +88,8 @@ class FunctionCaptures:
     def __init__(
         self, target: Callable[..., Any], cache: VariantCache[FunctionVariant], options: Options, donation: Donation
     ) -> None:
-        self._target = target
-        self._cache = cache
-        self._options = options
-        self._donation = donation
+        self._target, self._cache = target, cache
+        self._options, self._donation = options, donation
         self._found_modules: list[tuple[str, weakref.ref[torch.nn.Module]]] = []
         self.classes, self._state = Classes(), HandedState()
         self._numbers = ChangingNumbers(may_be_sizes=options.memory_limit is None)
@@ -125,9 +124,7 @@ class FunctionCaptures:
                 self._expect(variant, len(args), tuple(kwargs))
         return graph, taken, variant.runner.output_spec
 
-    def _chosen(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[FunctionVariant, CompiledGraph, Sequence[Any]] | None:
+    def _chosen(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Chosen | None:
         """The program for a call, compiled when it is new, its graph and the inputs; None when no more may be made."""
         cache, undone = self._cache, list[Callable[[], None]]()
         while True:
