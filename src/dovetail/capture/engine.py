@@ -15,6 +15,7 @@ from dovetail.capture.origins import OriginTracker
 from dovetail.errors import BackwardInside, GradientOfResult, UnsupportedTensor
 from dovetail.torch_compat.autograd import refused_backward, running_node_name, viewed_tensor
 from dovetail.torch_compat.fakes import is_fake
+from dovetail.torch_compat.graph_leaves import nodes_below
 
 Root = torch.Tensor | GradientEdge
 
@@ -113,14 +114,4 @@ def without_backward(origins: OriginTracker) -> Iterator[None]:
 
 def _has_reentrant_checkpoint(outputs: Sequence[Any]) -> bool:
     wanted = f"{CheckpointFunction.__name__}Backward"
-    queue: list[Any] = [x.grad_fn if isinstance(x, torch.Tensor) else x.node for x in outputs]
-    seen: set[Any] = set()
-    while queue:
-        node = queue.pop()
-        if node is None or node in seen:
-            continue
-        if node.name() == wanted:
-            return True
-        seen.add(node)
-        queue.extend(child for child, _ in node.next_functions)
-    return False
+    return any(node.name() == wanted for node in nodes_below(outputs))

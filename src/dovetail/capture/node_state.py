@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import torch
 from torch.autograd.function import BackwardCFunction
-from torch.autograd.graph import GradientEdge
+
+from dovetail.torch_compat.graph_leaves import nodes_below
 
 _HELD: dict[str, list[Any]] = {"item": []}
 _ONCE = sys.getrefcount(_HELD["item"])  # of what only a container holds
@@ -26,28 +26,13 @@ def nodes_left_alone(ends: Sequence[Any]) -> Iterator[None]:
 
     So are lists, dictionaries and sets in it that nothing else holds: others could see what backward did to those.
     """
-    undo = [put_back for node in _nodes(ends) for put_back in _undone(vars(node))]
+    nodes = [node for node in nodes_below(ends) if isinstance(node, BackwardCFunction)]
+    undo = [put_back for node in nodes for put_back in _undone(vars(node))]
     try:
         yield
     finally:
         for put_back in undo:
             put_back()
-
-
-def _nodes(ends: Sequence[Any]) -> Iterator[Any]:
-    """Nodes of functions of the user's."""
-    left, met = (
-        [end.node if isinstance(end, GradientEdge) else end.grad_fn for end in ends],
-        set[torch.autograd.graph.Node](),
-    )
-    while left:
-        node = left.pop()
-        if node is None or node in met:
-            continue
-        met.add(node)
-        left += [following for following, _ in node.next_functions]
-        if isinstance(node, BackwardCFunction):
-            yield node
 
 
 def _undone(container: Any) -> list[Callable[[], None]]:

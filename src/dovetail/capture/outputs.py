@@ -41,6 +41,7 @@ from dovetail.ir.signature import InputMutation, OutputRole, UserOutput, WriteKi
 from dovetail.ir.sizes import symbol
 from dovetail.torch_compat.dispatch import Overload, schema_of
 from dovetail.torch_compat.fakes import writes_fake
+from dovetail.torch_compat.graph_leaves import nodes_below
 from dovetail.torch_compat.subclasses import WrapperLayout, is_wrapper, take_apart
 from dovetail.torch_compat.symbols import SYMBOLIC_TYPES
 from dovetail.torch_compat.tensor_hooks import has_hooks
@@ -279,20 +280,13 @@ def _refuse_made_leaf_beside(results: Sequence[object], builder: _Builder) -> No
     """Refuse results that a gradient would reach from another result: a call makes each of them by itself."""
     tensors = [x for x in results if isinstance(x, torch.Tensor) and x.requires_grad and id(x) not in builder.input_of]
     made = {id(x) for x in tensors if x.is_leaf}
-    left = [x.grad_fn for x in tensors] if made else []
-    seen = set[Any]()
-    while left:
-        node: Any = left.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
+    for node in nodes_below(tensors) if made else ():
         if id(getattr(node, "variable", None)) in made:
             raise UnsupportedOutput(
                 what="a leaf that it makes, and a result that is computed from it",
                 reason="a call makes each of its results by itself, so that no gradient would reach the leaf",
                 hint="make the leaf before the call, and pass it as an argument",
             )
-        left += [following for following, _ in node.next_functions]
 
 
 def _tensor_rule(result: torch.Tensor, shared: Mapping[int, list[list[Value]]], builder: _Builder) -> OutputRule:

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import torch
 
 from dovetail.errors import GradientOfResult
-from dovetail.torch_compat.autograd import has_gradient_hooks
+from dovetail.torch_compat.tensor_hooks import has_hooks
 
 Results: TypeAlias = "Mapping[int, weakref.ref[torch.Tensor]]"
 """Results of a call that gradients of others come by, by their number."""
@@ -34,7 +34,7 @@ def kept_in_call(results: Results, passed: Mapping[int, Sequence[int]], arrived:
         result = results[number]()
         if result is None:
             continue
-        if has_gradient_hooks(result):
+        if has_hooks(result):
             raise GradientOfResult(reason="hooks of such a result run before the program does", hint=_OF_HOOKS)
         if result.retains_grad:
             found.append(number)

@@ -87,7 +87,8 @@ class CallGuard:
             return None
         tensors = [*self._tensor_leaves(leaves), *self._held.now()]
         surely = self._surely_are
-        is_sure = surely is not None and may_be_asked(tensors) and surely(*tensors) and _are_apart(tensors)
+        are_apart = len(set(map(id, tensors))) == len(tensors)
+        is_sure = surely is not None and are_apart and may_be_asked(tensors) and surely(*tensors)
         if (not is_sure and not self._are_alike(tensors)) or self._are_read(tensors):
             return None
         inputs = list(self._inputs(tensors))
@@ -253,10 +254,6 @@ class _Held:
 
 
 _contents: Callable[[torch.nn.Module], Any] = vars
-
-
-def _are_apart(tensors: Sequence[object]) -> bool:
-    return len(set(map(id, tensors))) == len(tensors)
 
 
 def _may_be_leaf_or_not(tensor: torch.Tensor) -> bool:

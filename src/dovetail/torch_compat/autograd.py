@@ -101,11 +101,6 @@ _DISPATCHING = (
 _RUN_BACKWARD = torch.autograd.graph._engine_run_backward.__code__
 
 
-def has_gradient_hooks(tensor: torch.Tensor) -> bool:
-    """Whether the user has registered hooks that run when the gradient of this tensor arrives."""
-    return bool(tensor._backward_hooks)
-
-
 def version_of(tensor: torch.Tensor) -> int:
     """How often the data of the tensor was written in a way that autograd knows of; 0 where nobody counts."""
     return 0 if tensor.is_inference() else tensor._version

@@ -14,6 +14,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel import distributed as _module_of_torch
 
+from dovetail.torch_compat.graph_leaves import nodes_below
+
 _distributed: Any = _module_of_torch
 
 
@@ -110,13 +112,7 @@ def finds_unused(module: Any) -> bool:
 
 def unused_by(module: Any, output: Any) -> list[int]:
     """The parameters, by number, that do not lead to an output of the module."""
-    waiting = [tensor.grad_fn for tensor in _distributed._find_tensors(output)]
-    seen = set()
-    while waiting:
-        node = waiting.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            waiting += [following for following, _ in node.next_functions]
+    seen = set(nodes_below(_distributed._find_tensors(output)))
     return [number for number, parameter in enumerate(parameters_of(module)) if gradient_node(parameter) not in seen]
 
 

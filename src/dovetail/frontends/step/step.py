@@ -49,6 +49,7 @@ from dovetail.pipeline.compile_trace import CompileTrace
 from dovetail.pipeline.doors import COMPILE_STEP
 from dovetail.pipeline.driver import PASS_NAMES
 from dovetail.pipeline.options import Options, resolve_options
+from dovetail.reach.values import PLAIN
 from dovetail.torch_compat.autograd import transform_is_active
 from dovetail.torch_compat.dynamo import not_traced
 from dovetail.torch_compat.modes import function_mode_is_active
@@ -56,7 +57,6 @@ from dovetail.torch_compat.swapping import HeldWeakly
 from dovetail.torch_compat.version import ensure_supported_torch
 
 _RUNNING_ON = contextlib.nullcontext()
-_PLAIN = (bool, int, float, complex, str, bytes)
 _ON_UNSUPPORTED = ("raise", "eager")
 
 
@@ -100,7 +100,7 @@ def compile_step(
     if not _is_callable(step):
         raise BadOptionValue(option="step", value=step, reason="it is called with a batch", expected="a function")
     state = tuple(state) if isinstance(state, Iterator) else state
-    if state is None or isinstance(state, _PLAIN):
+    if type(state) in PLAIN:
         reason = "it says what a step writes that is not within its reach"
         raise BadOptionValue(option="state", value=state, reason=reason, expected="tensors, modules or optimizers")
     return CompiledStep(step, state, on_unsupported == "eager", resolve_options(options, PASS_NAMES, COMPILE_STEP))

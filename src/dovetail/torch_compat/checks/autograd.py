@@ -149,15 +149,6 @@ def check_apply_without_transforms() -> str | None:
     return first_difference(("its node", type(made.grad_fn).__name__, "_ProbeBackward"))
 
 
-def check_has_gradient_hooks() -> str | None:
-    """A tensor knows whether hooks wait for its gradient; one that keeps its gradient has none for that."""
-    x = torch.zeros(2, requires_grad=True) * 2
-    x.retain_grad()
-    before = autograd.has_gradient_hooks(x)
-    x.register_hook(lambda gradient: None)
-    return first_difference(("without hooks", before, False), ("with one", autograd.has_gradient_hooks(x), True))
-
-
 def check_version_of() -> str | None:
     """A write raises the version of a tensor, and that of its views."""
     x = torch.zeros(2)
@@ -386,7 +377,6 @@ CHECKS = (
     check_running_node_name,
     check_running_sequence_number,
     check_apply_without_transforms,
-    check_has_gradient_hooks,
     check_version_of,
     check_asks_where_or_how_often,
     check_set_version,

@@ -18,4 +18,14 @@ def check_leaves_below() -> str | None:
     return first_difference(("leaves", sorted(map(id, found)), sorted(map(id, [x, y, z, x]))))
 
 
-CHECKS = (check_leaves_below,)
+def check_nodes_below() -> str | None:
+    """The nodes of a graph are found, each once, also where two ways lead to one."""
+    with torch.enable_grad():
+        x = torch.ones(2, requires_grad=True).exp()
+        made = x.sin() * x.cos()
+    names = sorted(node.name() for node in graph_leaves.nodes_below([made, x, torch.ones(2)]))
+    expected = ["CosBackward0", "ExpBackward0", "MulBackward0", "SinBackward0", "torch::autograd::AccumulateGrad"]
+    return first_difference(("nodes", names, expected))
+
+
+CHECKS = (check_leaves_below, check_nodes_below)
