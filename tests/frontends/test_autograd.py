@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import dovetail
-from dovetail.errors import UnsupportedOutput
+from dovetail.errors import DovetailWarning, PythonSideEffect, UnsupportedOutput
 
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -207,3 +207,47 @@ def test_a_leaf_that_is_made_inside_beside_a_result_computed_from_it_is_refused(
 
     with pytest.raises(UnsupportedOutput, match="no gradient would reach the leaf"):
         dovetail.compile(program)(torch.ones(2))
+
+
+@pytest.mark.parametrize("scope", ["outside", "within the call"])
+def test_what_hooks_change_changes_in_each_backward(scope: str) -> None:
+    outside = [0]
+
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        counted = outside if scope == "outside" else [0]
+
+        def hook(gradient: Tensor) -> Tensor:
+            counted[0] += 1
+            return gradient * counted[0]
+
+        y = x * 3
+        y.register_hook(hook)
+        return y * 2, x * 1
+
+    def gradients(call: Callable[[Tensor], tuple[Tensor, Tensor]]) -> list[Any]:
+        outside[0], found = 0, list[Any]()
+        for pattern in [(0,), (0, 1), (1,), (0,)]:
+            x = torch.ones(2, requires_grad=True)
+            results = call(x)
+            torch.autograd.backward([results[n].sum() for n in pattern], retain_graph=True)
+            results[pattern[0]].sum().backward()  # once more within the call
+            found += [x.grad, outside[0]]
+        return found
+
+    compiled = dovetail.compile(function)
+    with pytest.warns(DovetailWarning, match="run in eager mode, as the program changed a list in its backward"):
+        found = gradients(compiled)
+    assert str(found) == str(gradients(function))
+
+
+def test_what_a_hook_changes_is_refused_where_a_limit_is_set() -> None:
+    seen = list[int]()
+
+    def function(x: Tensor) -> Tensor:
+        y = x * 3
+        y.register_hook(lambda gradient: seen.append(gradient.dim()))
+        return y
+
+    with pytest.raises(PythonSideEffect, match="changed a list in its backward"):
+        dovetail.compile(function, memory_limit="1MiB")(torch.ones(2, requires_grad=True))
+    assert seen == []

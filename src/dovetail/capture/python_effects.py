@@ -45,6 +45,16 @@ def _reads(code: CodeType, name: str) -> bool:
     return any(found.argval == name and found.opname.startswith("LOAD_") for found in dis.get_instructions(code))
 
 
+class ChangesInBackward(Exception):
+    """Code that runs in backward changes Python objects: in each backward that runs, not once for each recording."""
+
+
+def refuse_changes_of_backward(changes: Sequence[ReadChange]) -> None:
+    """Refuse changes that backward has made. Raises: PythonSideEffect from ChangesInBackward."""
+    if changes:
+        raise PythonSideEffect(what=f"changed {changes[0].label} in its backward") from ChangesInBackward()
+
+
 def refuse_numbers_left(changes: Iterable[ReadChange]) -> None:
     """Refuse a change that leaves a number which the program computes. Raises: PythonSideEffect."""
     for change in changes:

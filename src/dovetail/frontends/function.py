@@ -22,7 +22,8 @@ from dovetail.capture.recording import Recording
 from dovetail.execute.graph import CompiledGraph
 from dovetail.frontends.copies import reduced
 from dovetail.frontends.donation import Donation
-from dovetail.frontends.function_captures import FunctionCaptures, FunctionVariant
+from dovetail.frontends.function_captures import FunctionCaptures
+from dovetail.frontends.function_variants import FunctionVariant
 from dovetail.frontends.statistics import Stats
 from dovetail.frontends.structure import unflatten
 from dovetail.frontends.targets import arguments_of_call, as_callable, default_options

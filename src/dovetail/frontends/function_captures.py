@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from dovetail.capture.exclusive import RECORDING
 from dovetail.capture.module_state import KeptWhereRead
+from dovetail.capture.python_effects import ChangesInBackward
 from dovetail.capture.recording import Recording
 from dovetail.capture.recording_context import wants_known_sizes
 from dovetail.errors import (
@@ -23,11 +23,11 @@ from dovetail.errors import (
     PythonSideEffect,
 )
 from dovetail.execute.changed_words import changed_word_with
-from dovetail.execute.graph import CompiledGraph
 from dovetail.frontends.argument_objects import ObjectSeen, TensorsSeen
-from dovetail.frontends.call_guard import CallGuard, QuickInputs
+from dovetail.frontends.call_guard import CallGuard
 from dovetail.frontends.described_call import Call
 from dovetail.frontends.donation import Donation
+from dovetail.frontends.function_variants import Chosen, FunctionRunner, FunctionVariant, QuickCall, Ready
 from dovetail.frontends.handed_state import HandedState
 from dovetail.frontends.inputs import size_hints
 from dovetail.frontends.lifted_numbers import PLAIN_NUMBERS, ChangingNumbers, LiftedNumbers, NumberGuard
@@ -40,44 +40,7 @@ from dovetail.pipeline.alias_graphs import AliasGraphs
 from dovetail.pipeline.options import Options, decompositions
 from dovetail.reach.remembered import MakesMemory
 
-
-@dataclass(frozen=True, slots=True)
-class FunctionRunner:
-    """Runs a function for one kind of call. output_spec: how results are put together."""
-
-    graphs: AliasGraphs
-    output_spec: Structure
-
-
-FunctionVariant: TypeAlias = Variant[CallGuard, FunctionRunner]
 R = TypeVar("R")
-Chosen: TypeAlias = tuple[FunctionVariant, CompiledGraph, Sequence[Any]]
-Ready: TypeAlias = tuple[CompiledGraph, Sequence[Any], Structure]
-
-
-@dataclass(frozen=True, slots=True)
-class QuickCall:
-    """Calls of one kind that come again and again: inputs are found in one go."""
-
-    variant: FunctionVariant
-    inputs: QuickInputs
-
-    def ready(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Ready | None:
-        """What runs a call, and with what; None for one of which the guard has to tell."""
-        taken = self.inputs(args, kwargs)
-        if taken is None:
-            return None
-        runner, known = self.variant.runner, self.variant.guard.fact_count
-        if (graph := runner.graphs.only) is None:
-            try:
-                chosen = runner.graphs.select(taken)
-            except DovetailError:  # which is met again by who asks the guard
-                return None
-            if chosen is None or self.variant.guard.fact_count != known:
-                return None
-            graph, taken = chosen
-        return graph, taken, runner.output_spec
-
 
 _WHATEVER_SIZES = (TensorsSeen, ObjectSeen)  # why recordings fail, whether sizes are symbols or not
 
@@ -248,11 +211,11 @@ class FunctionCaptures:
             self._numbers.learn(v.guard.changed_numbers(leaves, structure) for v in self._cache.variants)
             try:
                 made = self._compiled(leaves, structure)
-            except CaptureFailed as error:
-                if not isinstance(error.__cause__, MakesMemory):
+            except (CaptureFailed, PythonSideEffect) as error:
+                if not self._is_for_eager_mode(error):
                     raise
                 self._cache.patience.missed()
-                return None  # eager mode makes it, and later calls find it
+                return None
             self._prepared = None
             return made
 
@@ -260,6 +223,15 @@ class FunctionCaptures:
             return self._cache.why(lambda variant: variant.guard.why(leaves, structure))
 
         return self._cache.captured(why, capture)
+
+    def _is_for_eager_mode(self, error: DovetailError) -> bool:
+        """Whether a call of which no program can be made runs in eager mode, and says so where all such calls do."""
+        if isinstance(error.__cause__, MakesMemory):  # eager mode makes it, and later calls find it
+            return True
+        if not (isinstance(error.__cause__, ChangesInBackward) and self.is_call and self._options.memory_limit is None):
+            return False
+        self._cache.warn(f"calls of {self._cache.name} run in eager mode, as the program {error.facts['what']}")
+        return True
 
     def _compiled(self, leaves: list[Any], structure: Structure) -> tuple[FunctionVariant, list[Any]]:
         """A program with its graph for a call, and its inputs in this call. Raises: DovetailError."""

@@ -24,6 +24,7 @@ from dovetail.capture.places import followed_places
 from dovetail.capture.python_effects import (
     holds_traced,
     refuse_attributes_left,
+    refuse_changes_of_backward,
     refuse_numbers_left,
     refuse_tensors_left,
 )
@@ -32,17 +33,17 @@ from dovetail.capture.recording import Recording
 from dovetail.errors import (
     DataDependentControlFlow,
     DoubleBackwardUnsupported,
-    DovetailError,
-    GradientAccess,
     PythonSideEffect,
 )
 from dovetail.execute.second_order import HINT
 from dovetail.frontends.argument_objects import ArgumentObjects
 from dovetail.frontends.described_call import Call, checked_name
+from dovetail.frontends.gradient_use import GradientUse
 from dovetail.frontends.held_modules import Named, modules_read
 from dovetail.frontends.inputs import specs_with_parts
 from dovetail.frontends.lifted_numbers import PLAIN_NUMBERS, LiftedNumbers
 from dovetail.frontends.structure import Structure, flatten, keys_in
+from dovetail.ir.program import Phase
 from dovetail.ir.signature import SizeInput, UserInput
 from dovetail.reach.changes import ReadChange
 from dovetail.reach.contents import identified
@@ -54,17 +55,13 @@ from dovetail.reach.stand_ins import StandIns
 from dovetail.reach.values import attributes_of
 from dovetail.reach.watcher import Watcher
 from dovetail.torch_compat.decompositions import Decompositions
-from dovetail.torch_compat.fakes import fake_of, is_fake, new_fake_mode, symbolic_fake_of
+from dovetail.torch_compat.fakes import fake_of, new_fake_mode, symbolic_fake_of
 from dovetail.torch_compat.modes import unnoticed_mode
 from dovetail.torch_compat.subclasses import is_wrapper
 from dovetail.torch_compat.symbols import new_shape_env
 
 SymbolicDims: TypeAlias = "Callable[[int], Sequence[int] | None]"
 """Which sizes of an argument, by its place among the leaves, become symbols; None: each that is above 1."""
-
-
-_READ = "pass the gradient as an argument, or compile the whole step with dovetail.compile_step"
-_SET = "return the gradient and set it outside, or compile the whole step with dovetail.compile_step"
 
 
 def all_dims(place: int) -> None:
@@ -233,13 +230,14 @@ class CallRecorder:
         for place, held in self._given.items():
             for name, value in held.items():
                 attributes_of(recording.stand_ins[place].seen).setdefault(name, value)
+        is_backward = recording.recorder.phase is Phase.BACKWARD
         with (
-            self._put_back_on_failure(),
+            nullcontext() if is_backward else self._put_back_on_failure(),
             replaced_tensors(self._slots, shown, leaves_attributes=not self._watches),
             self._numbers_put(inputs := [stand_in.seen for stand_in in recording.stand_ins]),
             self.objects.put(self._shown(inputs), recording),
             module_names(recording.origins, self._modules),
-            self._watched(own, inputs, shown),
+            self._watched(own, inputs, shown, is_backward=is_backward),
         ):
             yield
         if self._watches:  # everything is put back by now, but for what the code itself has changed
@@ -256,31 +254,20 @@ class CallRecorder:
                 reads.answered(partial(_attributes_in, slot), held)
 
     @contextmanager
-    def _watched(self, own: Sequence[dict[str, Any]], stand_ins: Sequence[Any], held: Sequence[Any]) -> Iterator[None]:
+    def _watched(
+        self, own: Sequence[dict[str, Any]], stand_ins: Sequence[Any], held: Sequence[Any], *, is_backward: bool
+    ) -> Iterator[None]:
         """While active, what the code reads is noted.
 
-        own: attributes of the tensors that modules hold. held: the stand-ins that are there now.
+        own: attributes of the tensors that modules hold. held: the stand-ins that are there now. is_backward: hooks,
+        and backwards of the user's, run.
         """
         written: dict[Callable[[], Any], Any] = {
             partial(_attributes_in, slot): known for slot, known in zip(self._slots, own, strict=True) if known
         }
-        number = {id(stand_in): n for n, stand_in in enumerate(stand_ins[: len(self.sources)])}
-        refusals: list[DovetailError] = []
-
-        def on_gradient(tensor: torch.Tensor, is_written: bool) -> bool:
-            place = number.get(id(tensor))
-            if is_written and (place is not None or not is_fake(tensor)):
-                refusals.append(self._refused_gradient(place, "sets", _SET))
-                raise refusals[-1]
-            if place is not None:
-                self.gradients_read.add(place)
-                if place in self._with_gradient:
-                    refusals.append(self._refused_gradient(place, "reads", _READ))
-                    raise refusals[-1]
-            return place is not None or is_fake(tensor)
-
+        gradients = GradientUse(stand_ins[: len(self.sources)], self._with_gradient, self._name_of)
         given, memories = StandIns(), Memories()
-        watcher = Watcher(refuses_outside=self._watches, on_gradient=on_gradient, stand_ins=given)
+        watcher = Watcher(refuses_outside=self._watches, on_gradient=gradients, stand_ins=given)
         watcher.on_frame = memories.look if self.leaves_memories else None
         roots = [self._target, *(part for argument in self._arguments for part in identified(argument))]
         try:
@@ -292,8 +279,9 @@ class CallRecorder:
                 with self.objects.met(reads):
                     yield
                 self._read_attributes(reads, own, held, stand_ins)
-            if refusals or memories.has_stopped:
-                raise refusals[0] if refusals else MakesMemory
+            self.gradients_read |= gradients.read
+            if gradients.refusals or memories.has_stopped:
+                raise gradients.refusals[0] if gradients.refusals else MakesMemory
             refuse_attributes_left(reads, stand_ins, before)
             if given.has_given and given.asks_types:  # it may have seen that a number is no plain one
                 raise DataDependentControlFlow(operator="int(tensor), where code asks for the types of numbers")
@@ -304,11 +292,13 @@ class CallRecorder:
             self._codes |= reads.codes
             changes = watcher.changes()
             self._refuse_left(changes, stand_ins, held)
+            if is_backward:
+                refuse_changes_of_backward(changes)
         except BaseException:
             for change in watcher.changes():
                 change.undo()
             raise
-        self.changed = changes
+        self.changed += changes
         if self._watches:
             lifted = self.objects.lifted.union(slot.key for slot in self.numbers.slots)
             guard = watcher.guard(others=self.objects.items, lifted=lifted)
@@ -329,12 +319,9 @@ class CallRecorder:
         first = len(self.sources) + len(self.numbers.leaves)
         return any(slot.read() is not shown for slot, shown in zip(self.numbers.slots, stand_ins[first:], strict=False))
 
-    def _refused_gradient(self, number: int | None, does: str, hint: str) -> GradientAccess:
-        """The `.grad` of an input, or of a tensor that is closed over, is read or set."""
-        name = "a tensor that it closes over"
-        if number is not None:
-            name = checked_name(self._slots, self.sources[number], None)
-        return GradientAccess(does=does, name=name, hint=hint)
+    def _name_of(self, number: int) -> str:
+        """The name of an input of a recording."""
+        return checked_name(self._slots, self.sources[number], None)
 
     def _find_more_modules(self, watcher: Watcher) -> None:
         if watcher.reads is not None:
