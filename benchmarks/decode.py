@@ -3,7 +3,7 @@
 The model is a Llama of transformers with a static cache, which each step writes at one place: a compiler that computes
 new contents beside the old ones copies the whole cache for each token. The prompt is read by eager in all cases; the
 tokens after it are decoded greedily, one call of the compiled model each. *frozen* is `dovetail.freeze_generation`,
-which reads the prompt itself.
+which reads the prompt itself, and *frozen fast* the same with `passes="fast"`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from dovetail.torch_compat.profiler import record_allocator_events
 
 Json = dict[str, Any]
 
-FROZEN = "frozen"
-BACKENDS = (EAGER, "dynamo", "dovetail", FROZEN, "inductor")
+FROZEN = {"frozen": "bitwise", "frozen fast": "fast"}
+BACKENDS = (EAGER, "dynamo", "dovetail", *FROZEN, "inductor")
 _PROMPT = 8
 _VOCABULARY = 2048
 _MEASURED_TOKENS = 4
@@ -132,10 +132,12 @@ class _Decoder:
 class _FrozenDecoder(_Decoder):
     """The same model as a program with its cache inside."""
 
-    def __init__(self, settings: DecodeSettings) -> None:
+    def __init__(self, settings: DecodeSettings, passes: str) -> None:
         super().__init__(EAGER, settings)
         batch, length = settings.batch, settings.length
-        self._frozen = dovetail.freeze_generation(self.model, max_length=length, batch=batch, padding=False, slots=True)
+        self._frozen = dovetail.freeze_generation(
+            self.model, max_length=length, batch=batch, padding=False, slots=True, passes=passes
+        )
         self.step = lambda token, at: self._frozen.step(token[:, 0])[:, None]
 
     def cache_tensor_bytes(self) -> int:
@@ -155,7 +157,8 @@ def measure_decode(backends: Sequence[str], settings: Json) -> Json:
         expected = _Decoder(EAGER, chosen).decode(chosen.tokens)
         for backend in backends:
             try:
-                decoder = _FrozenDecoder(chosen) if backend == FROZEN else _Decoder(backend, chosen)
+                is_frozen = backend in FROZEN
+                decoder = _FrozenDecoder(chosen, FROZEN[backend]) if is_frozen else _Decoder(backend, chosen)
                 got = decoder.decode(chosen.tokens)
                 sizes = decoder.allocations()
             except Exception as error:

@@ -1,5 +1,5 @@
-"""Attention over few keys as rows: its error is like that of torch's kernel, for vectors of both sizes and two threads;
-and which programs run it.
+"""Attention over few keys, or of few queries, as rows: its error is like that of torch's kernel, for vectors of both
+sizes and two threads; and which programs run it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import dovetail
 from dovetail.execute.native.attention_text import attention_function
 from dovetail.execute.native.clusters import clusters_of
+from dovetail.execute.native.few_queries_text import few_queries_function
 from dovetail.execute.native.machine import driver, has_vectors
 from dovetail.execute.native.panels import multiplies_panels
 from dovetail.execute.native.rows import table_row
@@ -42,6 +43,12 @@ _SIZES = [
 ]
 
 
+_FEW = [
+    *((1, 1, 1, 1, 1), (2, 3, 1, 512, 32), (1, 2, 2, 130, 125), (1, 8, 1, 63, 3), (3, 2, 1, 700, 64)),
+    *((1, 1, 2, 257, 128), (1, 1, 1, 5, 200), (2, 1, 2, 3, 17), (1, 2, 1, 66, 256)),
+]
+
+
 def _heads(*sizes: int) -> Tensor:
     """f32[batch, heads, rows, size], as a projection gives it."""
     batch, heads, rows, size = sizes
@@ -58,17 +65,23 @@ def _mask(kind: str, batch: int, heads: int, queries: int, keys: int) -> Tensor 
 
 
 def _found(
-    tile: Tile, given: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, numbers: tuple[bool, float]
+    tile: Tile,
+    given: tuple[Tensor, Tensor, Tensor],
+    mask: Tensor | None,
+    numbers: tuple[bool, float],
+    *,
+    is_few: bool = False,
 ) -> Tensor:
-    """What a row gives, with one thread and with two."""
+    """What a row gives, with one thread and with two. is_few: of the function for few queries."""
     (batch, heads, queries, size), keys = given[0].shape, given[1].shape[2]
     made = [torch.full((batch, queries, heads, size), 7.0).transpose(1, 2) for _ in range(2)]
     seen = made[0] if mask is None else mask.expand(batch, heads, queries, keys)
+    function = few_queries_function(tile, size) if is_few else attention_function(tile)
     for threads, result in enumerate(made, 1):
         steps = [step for each in (result, *given, seen) for step in each.stride()[:3]]
         more = struct.pack("22qf4x", batch, heads, queries, keys, size, *steps, mask is not None, *numbers)
         pointers = [each.data_ptr() for each in (result, *given, seen)]
-        assert not driver()(table_row(attention_function(tile), 1 << 16, pointers, (), more), 1, threads, 0)
+        assert not driver()(table_row(function, 1 << 16, pointers, (), more), 1, threads, 0)
     assert torch.equal(made[0].nan_to_num(3.0), made[1].nan_to_num(3.0))
     return made[0]
 
@@ -91,7 +104,7 @@ def _eagers(given: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, is_causal
 @pytest.mark.parametrize("tile", [WIDE, NARROW])
 @pytest.mark.parametrize(
     ("sizes", "kind", "scale"),
-    rotated([*product(_SIZES, ["none", "all", "keys", "two", "causal"], [None, 0.7, -0.3, 0.0])], 24),
+    rotated([*product(_SIZES + _FEW, ["none", "all", "keys", "two", "causal"], [None, 0.7, -0.3, 0.0])], 36),
 )
 def test_error_is_like_torchs(
     tile: Tile, sizes: tuple[int, int, int, int, int], kind: str, scale: float | None
@@ -102,7 +115,7 @@ def test_error_is_like_torchs(
     given = _heads(batch, heads, queries, size), _heads(batch, heads, keys, size), _heads(batch, heads, keys, size)
     factor = 1 / math.sqrt(size) if scale is None else scale
     mask, is_causal = _mask(kind, batch, heads, queries, keys), kind == "causal"
-    found = _found(tile, given, mask, (is_causal, factor))
+    found = _found(tile, given, mask, (is_causal, factor), is_few=sizes in _FEW)
     exact, eagers = _exact(given, mask, is_causal, factor), _eagers(given, mask, is_causal, factor)
     least = 1e-6 * max(1.0, abs(factor) * math.sqrt(size))  # of a few numbers torch's kernel may be exact
     theirs = (
@@ -114,14 +127,16 @@ def test_error_is_like_torchs(
 @pytest.mark.parametrize("tile", [WIDE, NARROW])
 @pytest.mark.parametrize("number", [math.nan, _INF, -_INF, 3e38, -3e38])
 @pytest.mark.parametrize("place", ["query", "key", "value", "mask"])
-def test_numbers_that_are_special(tile: Tile, number: float, place: str) -> None:
+@pytest.mark.parametrize("queries", [5, 2])
+def test_numbers_that_are_special(tile: Tile, number: float, place: str, queries: int) -> None:
     if not has_vectors(tile.lanes):
         pytest.skip("the processor has no such vectors")
-    given = _heads(1, 2, 5, 33), _heads(1, 2, 19, 33), _heads(1, 2, 19, 33)
-    mask = torch.randn(1, 1, 5, 19)
+    given = _heads(1, 2, queries, 33), _heads(1, 2, 19, 33), _heads(1, 2, 19, 33)
+    mask = torch.randn(1, 1, queries, 19)
     written = {"query": given[0], "key": given[1], "value": given[2], "mask": mask}[place]
     written[0, 0, 1, 7] = number
-    found, eagers = _found(tile, given, mask, (False, 0.2)), _eagers(given, mask, False, 0.2)
+    found = _found(tile, given, mask, (False, 0.2), is_few=queries == 2)
+    eagers = _eagers(given, mask, False, 0.2)
     torch.testing.assert_close(found, eagers, equal_nan=True)
 
 
@@ -135,6 +150,41 @@ def test_keys_that_are_masked_do_not_count(tile: Tile) -> None:
     found = _found(tile, given, mask, (False, 0.2))
     short = given[0], given[1][:, :, :20], given[2][:, :, :20]
     torch.testing.assert_close(found, _eagers(short, None, False, 0.2))
+
+
+class _Decodes(nn.Module):
+    """One token of a text: its keys go into a cache."""
+
+    def __init__(self, heads: int, length: int) -> None:
+        super().__init__()
+        self.joint, self.out, self.heads = nn.Linear(_WIDTH, 3 * _WIDTH), nn.Linear(_WIDTH, _WIDTH), heads
+        self.register_buffer("keys", torch.randn(1, heads, length, _WIDTH // heads))
+        self.register_buffer("values", torch.randn(1, heads, length, _WIDTH // heads))
+
+    def forward(self, x: Tensor, place: Tensor, seen: Tensor) -> Tensor:
+        shape = *x.shape[:2], self.heads, _WIDTH // self.heads
+        query, key, value = (part.view(shape).transpose(1, 2) for part in self.joint(x).chunk(3, -1))
+        keys, values = self.keys.index_copy_(2, place, key), self.values.index_copy_(2, place, value)
+        made = F.scaled_dot_product_attention(query, keys, values, seen)
+        return x + self.out(made.transpose(1, 2).reshape(x.shape))
+
+
+@pytest.mark.parametrize(("heads", "length"), [(6, 300), (3, 1000)])
+def test_a_token_of_a_text_is_one_call(heads: int, length: int) -> None:
+    x, place, seen = torch.randn(1, 1, _WIDTH), torch.tensor([7]), torch.rand(1, length) < 0.7
+    model = _Decodes(heads, length).eval()
+    frozen: Any = dovetail.freeze(
+        model, (x, place, seen), passes="fast", dynamic_shapes="static", executors=("native", "aten")
+    )
+    with torch.no_grad():
+        wanted = model(x, place, seen)
+    torch.testing.assert_close(frozen(x, place, seen), wanted)
+    ((variant,),) = (method.variants for method in frozen._running.methods.values())
+    program = variant.runner.graph.forward.program
+    (cluster,) = clusters_of(program, lambda _: True, frozenset(), rounds=True)
+    assert {node.target for node in cluster.nodes} >= {ATTENTION, torch.ops.aten.index_copy_.default}
+    with pytest.raises(IndexError):
+        frozen(x, place + length, seen)
 
 
 class _Attends(nn.Module):

@@ -192,3 +192,16 @@ def test_sizes_that_are_not_known(sizes: tuple[int, int], monkeypatch: pytest.Mo
         x, row, column = torch.randn(count, sizes[1]), torch.randn(sizes[1]), torch.randn(count, 1)
         assert all(map(torch.equal, code(x, row, column), function(x, row, column)))
     assert set(answers) == {0}
+
+
+def test_a_row_of_weights_for_one_row_is_no_repetition() -> None:
+    draft = Segment()
+    x, weight = (draft.input(torch.randn(shape)) for shape in ((1, 1, 40), (40,)))
+    scaled = draft.call(aten.mul.Tensor, weight, draft.call(aten.exp.default, x))
+    program = draft.program([scaled])
+    claim = claim_of(draft.nodes[-1])
+    assert claim is not None
+    assert claim.hows == (False, False)
+    code = compiled(program)
+    assert code.executors.groups
+    assert outcome(code, draft.arguments()) == outcome(compiled(program, native=False), draft.arguments())

@@ -1,4 +1,4 @@
-"""Attention over few keys as rows: of known sizes, over heads that lie anywhere."""
+"""Attention over few keys, or of few queries, as rows: of known sizes, over heads that lie anywhere."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 from dovetail.execute.native.attention_text import attention_function, usual_scale
 from dovetail.execute.native.claim_base import OwnKernelBase
+from dovetail.execute.native.few_queries_text import few_queries_function
 from dovetail.execute.native.panel_rows import known_sizes
 from dovetail.execute.native.panels import items_of, multiplies_panels, usual_tile
 from dovetail.execute.native.rows import Address, Addresses, ReadyRow, Storages
 from dovetail.ir.program import Node, Operand, TensorMeta, Value
-from dovetail.ops.attention import ATTENTION, has_heads, is_mask
+from dovetail.ops.attention import ATTENTION, FEW_QUERIES, has_heads, is_mask
 
 _MORE = struct.Struct("22qf4x")
 
@@ -65,8 +66,9 @@ def attention_row(claims: Sequence[AttentionClaim], _: Storages, addresses: Addr
     steps = [step for value in values for step in _steps(value.tensor)]
     more = _MORE.pack(*claim.sizes, *steps, has_mask, claim.is_causal, claim.scale)
     pointers = tuple(addresses.get(value, Address(value)) for value in values)
-    items = 2 * items_of(batch * heads * queries, keys, size)
-    return ReadyRow(attention_function(usual_tile()), items, pointers, more=more)
+    items, tile = 2 * items_of(batch * heads * queries, keys, size), usual_tile()
+    function = few_queries_function(tile, size) if queries <= FEW_QUERIES else attention_function(tile)
+    return ReadyRow(function, items, pointers, more=more)
 
 
 def _steps(meta: TensorMeta) -> list[int]:

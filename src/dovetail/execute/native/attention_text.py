@@ -12,6 +12,7 @@ a row that sees no key is 0, and NaN among its scores makes it NaN. Numbers are 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import cache
 
 from dovetail.execute.native.channel_vectors import ChannelVectors, share
@@ -38,37 +39,79 @@ def attention_function(tile: Tile) -> int:
 
 def attention_text(tile: Tile) -> str:
     """The module, for tiles of a size."""
-    v, lanes = f"<{tile.lanes} x float>", tile.lanes
-    reduced = "".join(f"declare float @llvm.vector.reduce.{kind}.v{lanes}f32({before}{v})\n" for kind, before in _FOLDS)
-    head = declarations(tile) + reduced + zeros(tile, _NAME) + tiles_text(tile, _NAME)
-    return head + _product_text(tile) + _panels_text(lanes) + _softmax_text(lanes) + _heads_text()
+    head = declarations(tile) + folds_text(tile.lanes) + zeros(tile, _NAME) + tiles_text(tile, _NAME)
+    return head + _product_text(tile) + _panels_text(tile.lanes) + softmax_text(_NAME, tile.lanes) + _heads_text()
 
 
-_FOLDS = (("fmax", ""), ("fadd", "float, "))
+def folds_text(lanes: int) -> str:
+    """Declarations of what makes one number of a vector."""
+    kinds = (("fmax", ""), ("fadd", "float, "))
+    vector = f"<{lanes} x float>"
+    return "".join(
+        f"declare float @llvm.vector.reduce.{kind}.v{lanes}f32({before}{vector})\n" for kind, before in kinds
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class HeadsRow:
+    """What a function reads of its row. pointers, steps: of the result, query, key, value, mask. down: from one row of
+    these to the next.
+    """
+
+    items: str
+    batch: str
+    heads: str
+    queries: str
+    keys: str
+    size: str
+    pointers: tuple[str, ...]
+    steps: tuple[tuple[str, str, str], ...]
+    has_mask: str
+    is_causal: str
+    scale: str
+
+    @classmethod
+    def read(cls, out: Function) -> HeadsRow:
+        """Read it."""
+        pointers = tuple(out.slot("%row", at, "ptr") for at in range(1, 6))
+        batch, heads, queries, keys, size = (out.slot("%row", at) for at in range(6, 11))
+        a, b, c = ([out.slot("%row", 11 + 3 * each + at) for each in range(5)] for at in range(3))
+        has_mask, is_causal = (out.set(f"icmp ne i64 {out.slot('%row', at)}, 0") for at in (26, 27))
+        return cls(
+            *(out.slot("%row", 0), batch, heads, queries, keys, size),
+            pointers,
+            tuple(zip(a, b, c, strict=True)),
+            *(has_mask, is_causal, out.slot("%row", 28, "float")),
+        )
+
+    @property
+    def down(self) -> list[str]:
+        """Elements from one row to the next."""
+        return [step[2] for step in self.steps]
+
+    def of_head(self, out: Function, head: str) -> list[str]:
+        """Where the rows of a head begin. head: by its number among those of all the batch."""
+        at = [out.set(f"{what} i64 {head}, {self.heads}") for what in ("sdiv", "srem")]
+        return [
+            out.element("float", start, out.add(out.mul(at[0], step[0]), out.mul(at[1], step[1])))
+            for start, step in zip(self.pointers, self.steps, strict=True)
+        ]
 
 
 def _heads_text() -> str:
     """The function of a row: heads, some queries at once."""
     out = Function(f"define void @{_NAME}(ptr %row, i64 %from, i64 %to) {ATTRIBUTES}")
-    items = out.slot("%row", 0)
-    pointers = [out.slot("%row", at, "ptr") for at in range(1, 6)]
-    batch, heads, queries, keys, size = (out.slot("%row", at) for at in range(6, 11))
-    steps = [[out.slot("%row", 11 + 3 * each + at) for at in range(3)] for each in range(5)]
-    has_mask, is_causal = (out.set(f"icmp ne i64 {out.slot('%row', at)}, 0") for at in (26, 27))
-    scale = out.slot("%row", 28, "float")
+    told = HeadsRow.read(out)
+    queries, keys, size, is_causal = told.queries, told.keys, told.size, told.is_causal
     columns, width = _rounded(out, keys), _rounded(out, size)  # which also fill vectors
     turned, values, scores = (
         out.set(f"alloca float, i64 {count}, align 64")
         for count in (out.mul(columns, width), out.mul(width, keys), out.mul(columns, str(_ROWS)))
     )
-    first, end = share(out, items, out.mul(batch, heads))
+    first, end = share(out, told.items, out.mul(told.batch, told.heads))
     with out.loop(first, end) as job:
-        at = [out.set(f"{what} i64 {job}, {heads}") for what in ("sdiv", "srem")]
-        made, query, key, value, mask = (
-            out.element("float", start, out.add(out.mul(at[0], step[0]), out.mul(at[1], step[1])))
-            for start, step in zip(pointers, steps, strict=True)
-        )
-        down = [step[2] for step in steps]
+        made, query, key, value, mask = told.of_head(out, job)
+        down = told.down
         out.line(
             f"call void @{_NAME}_turned(ptr {turned}, ptr {key}, i64 {down[2]}, i64 {keys}, i64 {size}, i64 {width})"
         )
@@ -87,7 +130,7 @@ def _heads_text() -> str:
                 known = out.set(f"select i1 {is_causal}, i64 {known}, i64 {seen}")
                 line = out.element("float", scores, out.mul(row, columns))
                 added = out.element("float", mask, out.mul(place, down[4]))
-                given = f"ptr {line}, i64 {known}, i64 {seen}, float {scale}, i1 {has_mask}, ptr {added}"
+                given = f"ptr {line}, i64 {known}, i64 {seen}, float {told.scale}, i1 {told.has_mask}, ptr {added}"
                 out.line(f"call void @{_NAME}_softmax({given})")
             given = f"ptr {scores}, i64 {columns}, i64 {rows}, ptr {values}, i64 {keys}"
             out.line(f"call void @{_NAME}_product({given}, i64 {seen}, ptr {y}, i64 {down[0]}, i64 {size})")
@@ -183,12 +226,12 @@ def _transposed(out: Function, square: list[str]) -> list[str]:
     return lines
 
 
-def _softmax_text(lanes: int) -> str:
-    """Scores of a query to parts of 1, in place. known: how many keys it sees; those behind, up to `seen`, become 0,
-    and so does what follows to the end of a vector.
+def softmax_text(name: str, lanes: int) -> str:
+    """A module's function that makes parts of 1 of a query's scores, in place. known: how many keys it sees; those
+    behind, up to `seen`, become 0, and so does what follows to the end of a vector.
     """
     given = "ptr %line, i64 %known, i64 %seen, float %scale, i1 %has_mask, ptr %mask"
-    out = Function(f"define internal void @{_NAME}_softmax({given}) noinline {ATTRIBUTES}")
+    out = Function(f"define internal void @{name}_softmax({given}) noinline {ATTRIBUTES}")
     vectors, v, kept = ChannelVectors(out, lanes), f"<{lanes} x float>", f"<{lanes} x i1>"
     by, lowest = out.spread("float", "%scale", lanes), f"splat (float {_LEAST})"
     most, total = out.variable(v, lowest, 64), out.variable(v, "zeroinitializer", 64)

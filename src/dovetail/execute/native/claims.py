@@ -209,7 +209,7 @@ def _dense_form(
     if layout is None or not (written is None or _is_like(written.tensor, meta)):
         return None
     kinds = [_kind(operand, meta, dtype) for operand, dtype in zip(operands, dtypes, strict=True)]
-    if "" in kinds or (written is None and not _is_described(rule, kinds, meta.numel())):
+    if "" in kinds or (written is None and not _is_described(rule, operands, kinds, meta)):
         return None
     repeats = [_repeat(x, meta) if kind in REPEATED else None for x, kind in zip(operands, kinds, strict=True)]
     hows = [repeat or kind == SINGLE for repeat, kind in zip(repeats, kinds, strict=True)]
@@ -271,12 +271,15 @@ def _two_by(count: Size) -> float | None:
     return 2.0 / max(count, 1) if isinstance(count, int) else None
 
 
-def _is_described(rule: Rule, kinds: Sequence[str], count: Size) -> bool:
+def _is_described(rule: Rule, operands: Sequence[Operand], kinds: Sequence[str], meta: TensorMeta) -> bool:
     """Whether a new result lies like an operand, or its size is known."""
+    is_known = isinstance(meta.numel(), int)
     if rule.is_fill:
-        return isinstance(count, int)
-    is_whole = ARRAY in kinds or TRUTH in kinds
-    return not kinds or is_whole or (isinstance(count, int) and not REPEATED.isdisjoint(kinds))
+        return is_known
+    whole = [x for x, kind in zip(operands, kinds, strict=True) if kind in (ARRAY, TRUTH)]
+    if any(isinstance(x, Value) and x.tensor.shape == meta.shape for x in whole):
+        return True
+    return not kinds or (is_known and (bool(whole) or not REPEATED.isdisjoint(kinds)))
 
 
 def _candidates(rule: Rule, arguments: Mapping[str, Operand]) -> tuple[Formula, ...]:
@@ -310,7 +313,7 @@ def _kind(operand: Operand, like: TensorMeta, dtype: torch.dtype) -> str:
         meta = operand.tensor
         if meta.dtype is not dtype or meta.device != like.device:
             return ""
-        if _is_like(meta, like):
+        if _has_elements_of(meta, like):
             return TRUTH if dtype is torch.bool else ARRAY
         repeat = repeat_of(meta, like)
         if dtype is torch.bool:
@@ -340,6 +343,13 @@ def is_exact(number: float) -> bool:
 def _is_like(meta: TensorMeta, other: TensorMeta) -> bool:
     layout = layout_of(meta)
     return layout is not None and meta.shape == other.shape and layout == layout_of(other)
+
+
+def _has_elements_of(meta: TensorMeta, like: TensorMeta) -> bool:
+    """Whether an operand has one element for each of a result, in its order: `_is_like`, but for dimensions of 1."""
+    kept, others = ([size for size in each.shape if size != 1] for each in (meta, like))
+    layout = layout_of(meta)
+    return layout is not None and kept == others and layout == layout_of(like)
 
 
 def layout_of(meta: TensorMeta) -> Layout | None:

@@ -14,6 +14,7 @@ from dovetail.execute.native.claims import Claim, claim_of
 from dovetail.execute.native.column_sums import ColumnSumClaim, column_sum_claim, column_sum_row
 from dovetail.execute.native.convolution_rows import ConvolutionClaim, convolution_claim, convolution_row
 from dovetail.execute.native.copies import CopyClaim, copy_claim, copy_row
+from dovetail.execute.native.index_copies import IndexCopyClaim, index_copy_claim, index_copy_row
 from dovetail.execute.native.int8_rows import Int8Claim, int8_claim, int8_row
 from dovetail.execute.native.kernels import KernelClaim, kernel_claim, kernel_row
 from dovetail.execute.native.loop_rows import loop_row
@@ -58,6 +59,7 @@ KINDS: dict[type, RowKind] = {
     ProductClaim: RowKind(product_claim, product_row),
     SumClaim: RowKind(sum_claim, sum_row),
     CopyClaim: RowKind(copy_claim, copy_row),
+    IndexCopyClaim: RowKind(index_copy_claim, index_copy_row),
     CastClaim: RowKind(cast_claim, cast_row),
     PanelClaim: RowKind(panel_claim, panel_row, alone=2.5),
     Int8Claim: RowKind(int8_claim, int8_row, alone=4.0),
