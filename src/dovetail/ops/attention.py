@@ -20,10 +20,9 @@ from dovetail.ops.panels import WIDTH
 
 _DIMS = 4
 _MOST_ELEMENTS = 1 << 14  # of keys, or of values, of a head in whole panels: they lie on the stack
-_LEAST_QUERIES, _FEW_KEYS = 8, 48  # fewer queries pay for copies of so few keys only
-FEW_QUERIES = 1
-"""So many queries, or fewer, read keys where they lie."""
-_MOST_KEYS, _MOST_SIZE = 1 << 13, 256  # of few queries: scores lie on the stack, and a head in registers
+FEW_QUERIES = 7
+"""So many queries, or fewer, read keys where they lie: copies of these would take longer."""
+_MOST_SCORES, _MOST_SIZE = 1 << 13, 256  # of few queries: scores of a head lie on the stack, a row in registers
 
 
 def _attention(
@@ -44,7 +43,7 @@ ATTENTION = Prim("attention", _attention, "prims.ATTENTION", takes_memory=True)
 
 def short_attention_of(node: Node, most_keys: int) -> tuple[Operand, ...] | None:
     """The arguments of `ATTENTION` for a node over few keys, or of few queries, whose heads have elements side by side;
-    None for others, and where some queries read so many keys that copying these takes longer than torch's kernel.
+    None for others.
 
     Not checked: that the second result is read by nobody.
     """
@@ -63,9 +62,11 @@ def short_attention_of(node: Node, most_keys: int) -> tuple[Operand, ...] | None
     if not query.shape[:2] == key.shape[:2] == value.shape[:2] or key.shape[3] != size or key.shape != value.shape:
         return None
     held = math.prod(-(-count // WIDTH) * WIDTH for count in (keys, size))
-    is_few = queries <= FEW_QUERIES and keys <= _MOST_KEYS and size <= _MOST_SIZE
-    is_short = keys <= most_keys and held <= _MOST_ELEMENTS and (queries >= _LEAST_QUERIES or keys <= _FEW_KEYS)
-    if not (is_few or is_short):
+    if queries <= FEW_QUERIES:
+        fits = queries * keys <= _MOST_SCORES and size <= _MOST_SIZE
+    else:
+        fits = keys <= most_keys and held <= _MOST_ELEMENTS
+    if not fits:
         return None
     if mask is not None and not (isinstance(mask, Value) and is_mask(mask.tensor, (batch, heads, queries, keys))):
         return None
