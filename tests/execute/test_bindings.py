@@ -180,3 +180,12 @@ def test_a_value_that_is_called_like_a_binding() -> None:
     gelu = Value("nn_gelu", TensorMeta((2,), (1,), 0, torch.float32, torch.device("cpu"), 0))
     names = Names(taken=frozenset({"nn_gelu"}))
     assert cheapest_call(names, Node(aten.gelu.default, (gelu,))) == "nn_gelu_2(nn_gelu)"
+
+
+def test_one_value_twice_does_not_choose_the_call_of_two() -> None:
+    kind = TensorMeta((3,), (1,), 0, torch.bool, torch.device("cpu"), 0)
+    x, y = Value("x", kind), Value("y", kind)
+    z = Value("z", TensorMeta((3,), (1,), 0, torch.int16, torch.device("cpu"), 1))
+    for condition, chosen in ((x, x), (x, y)):
+        node = Node(aten.where.self, (condition, chosen, z))
+        assert cheapest_call(Names(), node) == f"torch.where(x, {chosen.name}, z)"

@@ -24,6 +24,7 @@ OPERATORS = [
 DTYPES = [
     *((torch.float32, torch.float32), (torch.float32, torch.float64)),
     *((torch.int64, torch.float32), (torch.int64, torch.int64)),
+    *((torch.float64, torch.float64), (torch.bfloat16, torch.float32)),
 ]
 
 

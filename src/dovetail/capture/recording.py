@@ -17,6 +17,7 @@ import torch
 
 from dovetail.analysis.alias_pattern import APART, Accesses, AliasPattern
 from dovetail.analysis.infer import MetaInference
+from dovetail.capture.backed_zeros import nodes_with_memory
 from dovetail.capture.between_results import edge_of, passed_results
 from dovetail.capture.changes import InputChanges, Reshaped, accesses_of
 from dovetail.capture.copies_or_views import expect_copies
@@ -232,13 +233,12 @@ class Recording:
         read = {value for node in functional.nodes for value in node.operands()}
         met_late = [value for _, value in self.recorder.constants[self._forward_constants :] if value in read]
         kept_late = [value for value in met_late if functional.write_count(value)]
-        values = [*(s.declared for s in self.stand_ins), *met_late]
         input_roles: list[InputRole] = [
             *(stand_in.role for stand_in in self.stand_ins),
             *(Constant(value.name) for value in met_late),
             *(Tangent(output) for output, _ in tangents),
         ]
-        inputs = (*values, *(tangent for _, tangent in tangents))
+        inputs = (*(s.declared for s in self.stand_ins), *met_late, *(tangent for _, tangent in tangents))
         roles: tuple[OutputRole, ...] = (
             *self.outputs.roles,
             *(InputMutation(index, WriteKind.UNTRACKED, during_backward=True) for index, _ in late),
@@ -248,10 +248,10 @@ class Recording:
         after = [*(value for _, value in late), *kept_late, *(gradient for _, gradient in gradients)]
         recorded = (*self.outputs.recorded, *after)
         made = (*self.outputs.values, *(None if value is None else functional.read(value) for value in after))
-        signature = Signature(tuple(input_roles), roles)
+        nodes, signature = nodes_with_memory(functional.nodes, made), Signature(tuple(input_roles), roles)
         return RecordedPrograms(
             Program(name, Stage.IMPURE, inputs, tuple(self.recorder.nodes), recorded, signature),
-            Program(name, Stage.FUNCTIONAL, inputs, tuple(functional.nodes), made, signature),
+            Program(name, Stage.FUNCTIONAL, inputs, nodes, made, signature),
             comparable=not (late or kept_late),
         )
 

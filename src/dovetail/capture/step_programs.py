@@ -9,6 +9,7 @@ from typing import TypeAlias
 import torch
 
 from dovetail.analysis.infer import MetaInference
+from dovetail.capture.backed_zeros import nodes_with_memory
 from dovetail.capture.changes import replay_steps
 from dovetail.capture.functionalize import Functionalizer
 from dovetail.capture.step_recorder import StepRecorder
@@ -172,7 +173,7 @@ class RecordedStep:
         recorded, new = tuple(value for _, value, _ in made), tuple(value for _, _, value in made)
         return StepPrograms(
             Program(name, Stage.IMPURE, inputs, tuple(recorder.nodes), recorded, signature),
-            Program(name, Stage.WHOLE, inputs, tuple(functional.nodes), new, signature),
+            Program(name, Stage.WHOLE, inputs, nodes_with_memory(functional.nodes, new), new, signature),
             CallPlan(
                 results,
                 writes,

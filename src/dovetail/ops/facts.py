@@ -339,6 +339,16 @@ def is_copy(target: Target) -> bool:
     return target is COPY_TO_LAYOUT
 
 
+@once_for_each
+def with_memory(target: Target) -> Target:
+    """The operator that makes the same zeros in memory, for one that makes zeros without any; else the operator."""
+    if not isinstance(target, Overload):
+        return target
+    schema = schema_of(target)
+    has_none = (schema.namespace, schema.name) == ("aten", "_efficientzerotensor")
+    return torch.ops.aten.zeros.default if has_none else target
+
+
 # --- views that read their bytes otherwise ------------------------------------------------------------------
 
 _REINTERPRETATIONS = frozenset({"aten::_conj", "aten::_neg_view"})

@@ -74,9 +74,11 @@ def as_laid_out(op: Any, args: Sequence[Any], result: Any, kwargs: Mapping[str, 
 def _of_elementwise(op: Any, args: Sequence[Any], result: Any) -> Any:
     on_cpu = isinstance(result, torch.Tensor) and result.device.type == "cpu"
     if op is _aten.ldexp.Tensor and on_cpu:
-        if args[1].is_floating_point() or not args[0].is_floating_point():
-            # a product with a power of two, which is contiguous
-            return _like_operands([args[0], args[1].new_empty(args[1].shape)], result)
+        if args[1].is_floating_point() or args[1].is_complex() or not args[0].is_floating_point():
+            # a product with a power of two, which is contiguous unless a tensor of the first dtype holds the two
+            is_number = args[0].dtype is torch.float32 or not (args[0].is_floating_point() or args[0].is_complex())
+            power = args[1].new_empty(args[1].shape) if is_number else _like_operands([args[1]], args[1])
+            return _like_operands([args[0], power], result)
         if args[0].shape == result.shape and _is_plain(args[0]):
             return _alike(args[0], result)
     if op is _aten.soft_margin_loss_backward.default and on_cpu:  # targets times what grows with (-targets) * inputs

@@ -7,7 +7,8 @@ import torch
 def program(x, row):
     low, step, both = torch.logaddexp(row, x), torch.heaviside(row, x), torch.logical_and(row, x)
     power = torch.ldexp(row, x)
-    return low, low.relu(), low > 0, step, step.neg(), both, both & both, power, power.relu()
+    wide = torch.ldexp(row.double(), x.double())
+    return low, low.relu(), low > 0, step, step.neg(), both, both & both, power, power.relu(), wide, wide.relu()
 
 
 def inputs():

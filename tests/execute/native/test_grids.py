@@ -102,6 +102,16 @@ def _drawn_results(generator: random.Random, draft: Segment, values: list[Value]
     return generator.choice(makers)()
 
 
+def test_one_truth_value_for_all_rows_is_not_claimed() -> None:
+    draft = Segment()
+    flag, x = draft.input(torch.tensor(True)), draft.input(torch.randn(4, 9))
+    part = draft.call(aten.slice.Tensor, x, 1, 0, 5)
+    choice = draft.call(aten.where.self, flag, part, part)
+    program = draft.program([draft.call(aten.neg.default, choice), choice])
+    assert claim_of(program.nodes[1]) is None
+    assert outcome(compiled(program), draft.arguments()) == outcome(compiled(program, native=False), draft.arguments())
+
+
 @pytest.mark.parametrize("seed", rotated(range(600), of=50))
 def test_drawn_programs(seed: int) -> None:
     draft, program = _drawn(seed)

@@ -76,9 +76,8 @@ def _binding_for(node: Node, target: Overload) -> str | None:
 
 
 def _probe(node: Node, target: Overload) -> str | None:
-    stand_ins: dict[Value, torch.Tensor] = {}
-    args = [_materialize(a, stand_ins) for a in node.args]
-    kwargs = {name: _materialize(a, stand_ins) for name, a in node.kwargs}
+    args = [_materialize(a) for a in node.args]
+    kwargs = {name: _materialize(a) for name, a in node.kwargs}
     name = schema_of(target).name
     if schema_of(target).namespace != "aten" or name.startswith("__"):
         return None
@@ -125,20 +124,21 @@ def _same(a: Any, b: Any) -> bool:
     return type(a) is type(b) and bool(a == b)
 
 
-def _materialize(operand: Operand, stand_ins: dict[Value, torch.Tensor]) -> Any:
+def _materialize(operand: Operand) -> Any:
+    """A stand-in of its own for each operand, also where two are one value: other nodes share the answer, and with one
+    stand-in for both, a binding that swaps them would pass.
+    """
     if isinstance(operand, Value):
         if not operand.is_tensor:
             return _PROBE_SIZE
-        if operand not in stand_ins:
-            meta = operand.tensor
-            shape = [s if isinstance(s, int) else _PROBE_SIZE for s in meta.shape]
-            stride = [s if isinstance(s, int) else 1 for s in meta.stride]
-            stand_ins[operand] = torch.empty_strided(shape, stride, dtype=meta.dtype, device="meta")
-        return stand_ins[operand]
+        meta = operand.tensor
+        shape = [s if isinstance(s, int) else _PROBE_SIZE for s in meta.shape]
+        stride = [s if isinstance(s, int) else 1 for s in meta.stride]
+        return torch.empty_strided(shape, stride, dtype=meta.dtype, device="meta")
     if isinstance(operand, SizeExpr):
         return _PROBE_SIZE
     if isinstance(operand, tuple | list):
-        return type(operand)(_materialize(item, stand_ins) for item in operand)
+        return type(operand)(_materialize(item) for item in operand)
     return operand
 
 

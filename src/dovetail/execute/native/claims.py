@@ -219,9 +219,14 @@ def _dense_form(
 def _form_in_rows(
     rule: Rule, operands: Sequence[Operand], dtypes: Sequence[torch.dtype], written: Value | None, meta: TensorMeta
 ) -> _Form | None:
-    """There are gaps between rows of elements."""
+    """There are gaps between rows of elements. One truth value for all of them is a column, which rows do not read."""
     kinds = [_kind_in_rows(operand, meta, dtype) for operand, dtype in zip(operands, dtypes, strict=True)]
-    if "" in kinds or rule.is_fill or not (written is None or written.tensor.shape == meta.shape):
+    if (
+        "" in kinds
+        or not REPEATED.isdisjoint(kinds)
+        or rule.is_fill
+        or not (written is None or written.tensor.shape == meta.shape)
+    ):
         return None
     read = [x for x, kind in zip(operands, kinds, strict=True) if isinstance(x, Value) and kind in (ARRAY, TRUTH)]
     grid = grid_of([meta if written is None else written.tensor, *(value.tensor for value in read)]) if read else None
