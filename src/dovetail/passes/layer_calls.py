@@ -102,13 +102,12 @@ def linear_call_of(node: Node, uses: Uses, constants: Collection[Value]) -> Line
 def read_otherwise(calls: Mapping[Node, LinearCall], uses: Uses) -> list[Node]:
     """The keys of calls whose weight others read than their products: in another form it would be held twice."""
     products = {call.nodes[0] for call in calls.values()}
-    return [key for key, call in calls.items() if call.weight is not None and not _is_read_by(call, products, uses)]
+    return [key for key, call in calls.items() if not _is_read_by(call, products, uses)]
 
 
 def _is_read_by(call: LinearCall, products: Collection[Node], uses: Uses) -> bool:
     """Whether nothing but these products reads a weight, as it is or by whichever transpositions."""
-    assert call.weight is not None, "others are left alone"
-    for transposition in uses.users.get(call.weight, []):
+    for transposition in uses.users.get(call.matrix if call.weight is None else call.weight, []):
         if transposition in products:
             continue
         if transposition is None or len(transposition.results()) != 1:

@@ -4,6 +4,8 @@
     b = addmm(bias, x, a)            ->    c = panel_linear("gelu")(x, p, outputs, bias)
     c = gelu(b)
 
+Of a weight that is stored as it multiplies, `t(w)` is laid out.
+
 BLAS copies blocks of a weight into order in each call, or reads it in strips far apart; panels are read from their
 first byte to their last. Biases are added and activations applied while results are in the cache.
 
@@ -20,6 +22,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+import torch
+
 from dovetail.analysis.constant_values import constant_values
 from dovetail.analysis.infer import MetaInference
 from dovetail.analysis.propagate_layouts import LayoutPropagation
@@ -28,6 +32,8 @@ from dovetail.ops.panels import PACK_PANELS, panel_linear
 from dovetail.passes.dead_code import remove_dead_code
 from dovetail.passes.layer_calls import LinearCall, linear_call_of, read_otherwise, uses_of
 from dovetail.passes.layer_rewrites import grows, shown_through, unflattened
+
+aten = torch.ops.aten
 
 _LARGE_WEIGHT = 1 << 16  # elements; a product by a smaller one costs its call (measured on one thread, AVX-512)
 
@@ -86,8 +92,6 @@ def panels(program: Program, constants: Collection[str], infer: MetaInference) -
 
 
 def _left_alone(call: LinearCall) -> str | None:
-    if call.weight is None:
-        return "IN-ORDER: its weight is not stored transposed"
     inner, outer = call.matrix.tensor.shape
     assert isinstance(inner, int) and isinstance(outer, int), "constants have known sizes"
     return None if inner * outer >= _LARGE_WEIGHT else f"SMALL: a product by [{inner}, {outer}] costs its call"
@@ -107,16 +111,22 @@ class _Layer:
         state, first = self.state, call.nodes[0]
         whole = unflattened(call, self._producers)
         x, views = (call.x, call.views) if whole is None else (whole, ())
-        assert call.weight is not None, "others are left alone"
-        weight = state.current(call.weight)
-        if weight not in self.panels:
-            name = f"{weight.name}_panels"
-            self.panels[weight] = state.add(
-                state.maker.call(PACK_PANELS, (weight, None), name=name, origin=first.origin)
-            )
         bias = None if call.bias is None else state.current(call.bias)
-        args = (state.current(x), self.panels[weight], weight.tensor.shape[0], bias)
+        args = (state.current(x), self._panels_of(call), call.matrix.tensor.shape[1], bias)
         name = (call.result if not views else first.results()[0]).name
         node = state.maker.call(panel_linear(call.activation), args, name=name, origin=first.origin, phase=first.phase)
         state.stand_in(shown_through(state, node, views), call.nodes[-1].outputs)
         self.linears.append(state.current(call.result).name)
+
+    def _panels_of(self, call: LinearCall) -> Value:
+        """The weight in panels, made once for all products by it."""
+        state, origin = self.state, call.nodes[0].origin
+        stored = state.current(call.matrix if call.weight is None else call.weight)
+        if stored not in self.panels:
+            weight = stored
+            if call.weight is None:
+                turned = state.maker.call(aten.t.default, (stored,), name=f"{stored.name}_t", origin=origin)
+                weight = state.add(turned)
+            made = state.maker.call(PACK_PANELS, (weight, None), name=f"{stored.name}_panels", origin=origin)
+            self.panels[stored] = state.add(made)
+        return self.panels[stored]
