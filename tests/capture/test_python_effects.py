@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -177,3 +178,13 @@ def test_a_counter_counts_as_in_eager() -> None:
         results = [compiled(torch.zeros(1)).item() for _ in range(4)]
     assert results == [1.0, 2.0, 3.0, 4.0]
     assert calls == [0, 1, 2, 3]
+
+
+def test_what_somebody_has_put_into_builtins_is_read_as_global_variables_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builtins, "factor_", 2.0, raising=False)
+    monkeypatch.setattr(builtins, "names_", ["first"], raising=False)
+    compiled, x = dovetail.compile(lambda x: x * factor_ + len(names_)), torch.ones(2)  # type: ignore[name-defined] # noqa: F821
+    assert torch.equal(compiled(x), x * 3)
+    monkeypatch.setattr(builtins, "factor_", 5.0)
+    builtins.names_.append("second")  # type: ignore[attr-defined]
+    assert torch.equal(compiled(x), x * 7)

@@ -8,7 +8,6 @@ the call writes counts as read before: a program that does not repeat the write 
 
 from __future__ import annotations
 
-import builtins
 import decimal
 import gc
 import logging
@@ -21,6 +20,7 @@ from typing import Any
 
 import torch
 
+from dovetail.reach.builtin_names import BUILT_IN, OF_PYTHON, is_put_into_builtins
 from dovetail.reach.codes import names_of, runs_inside_its_maker
 from dovetail.reach.contents import MISSING, Snapshot, in_cell, is_compared_by_contents
 from dovetail.reach.libraries import is_library_class, is_ours, is_own_count, is_users_function
@@ -49,8 +49,6 @@ from dovetail.torch_compat.fakes import is_fake
 from dovetail.torch_compat.traced_maths import untraced
 
 _REPORTING = ("__getattribute__", "__setattr__", "__delattr__")
-_BUILT_IN: Any = vars(builtins)  # which every namespace of code holds
-_OF_PYTHON = frozenset(("__builtins__", "__loader__", "__spec__", "__cached__"))
 _FACTORY = vars(defaultdict)["default_factory"]
 _GRADIENT: Any = torch.Tensor.grad  # as it is while nothing stands in for it
 _OF_RECORDINGS = ("grad", "tolist")  # what stands on tensors' class while a call is recorded
@@ -113,7 +111,7 @@ class Reads:
         while left:
             item = left.pop()
             kind = type(item)
-            if kind in PLAIN or id(item) in self.met or item is _BUILT_IN:
+            if kind in PLAIN or id(item) in self.met or item is BUILT_IN:
                 continue
             self.met[id(item)] = item
             if kind is decimal.Decimal or item is decimal.Decimal or item is decimal:
@@ -255,6 +253,8 @@ class Reads:
 
     def _follow(self, known: dict[str, Any], chain: tuple[str, ...]) -> None:
         value = self.entry(known, chain[0], "")
+        if value is MISSING and is_put_into_builtins(chain[0]):
+            value = self.entry(BUILT_IN, chain[0], "builtins")
         for name in chain[1:]:
             self._past.part(value, name)
             if is_a(value, ModuleType):
@@ -291,7 +291,7 @@ class Reads:
     def every_entry(self, known: dict[str, Any], label: str) -> None:
         """A whole namespace is read, but for what Python keeps there itself."""
         for name in list(known):
-            if name not in _OF_PYTHON:
+            if name not in OF_PYTHON:
                 self.entry(known, name, label)
 
     def class_attribute(self, owner: type, name: str) -> Any:

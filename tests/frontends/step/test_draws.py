@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import math
 import random
 from collections import deque
@@ -439,3 +440,23 @@ def test_a_choice_of_none_raises_what_eager_mode_does() -> None:
     for choose, error in ((random.choice, IndexError), (lambda x: random.sample({*x}, 1), TypeError)):
         with pytest.raises(error):
             dovetail.compile_step(lambda choose=choose: choose(empty))()
+
+
+def test_generators_and_counters_that_somebody_has_put_into_builtins(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.nn.Parameter(torch.ones(3))
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        calls_[0] += 1  # type: ignore[name-defined] # noqa: F821
+        with torch.no_grad():
+            weight.add_(x * rng_.random() * calls_[0])  # type: ignore[name-defined] # noqa: F821
+        return weight.sum()
+
+    found = []
+    for call in (step, dovetail.compile_step(step)):
+        monkeypatch.setattr(builtins, "rng_", random.Random(3), raising=False)
+        monkeypatch.setattr(builtins, "calls_", [0], raising=False)
+        with torch.no_grad():
+            weight.fill_(1)
+        found.append([call(torch.ones(3)).item() for _ in range(4)])
+        assert builtins.calls_ == [4]  # type: ignore[attr-defined]
+    assert found[0] == found[1]

@@ -28,6 +28,7 @@ from dovetail.frontends.step.containers import (
 from dovetail.frontends.step.hook_tables import global_tables
 from dovetail.frontends.step.passed import ARGUMENT, PassedObjects, leads_on
 from dovetail.frontends.step.value_walk import ELSEWHERE, LEAF, SCHEDULER, Found, ValueWalk
+from dovetail.reach.builtin_names import BUILT_IN, is_put_into_builtins
 from dovetail.reach.codes import names_of
 from dovetail.reach.contents import MISSING
 from dovetail.reach.guarded import FUNCTION_PARTS
@@ -109,6 +110,8 @@ class Walk(ValueWalk):
         home = str(function.__globals__.get("__name__"))
         read = [chain[0] for chain in names.chains] + sorted(self.read.of_module(home))
         self._add_globals(function.__globals__, read, home, rank)
+        if put := [name for name in read if name not in function.__globals__ and is_put_into_builtins(name)]:
+            self._add_globals(BUILT_IN, put, "builtins", rank)
         for imported in names.imports:
             module = imported.loaded(function.__globals__.get("__package__"))
             if isinstance(module, ModuleType):
