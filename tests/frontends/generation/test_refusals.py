@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,9 @@ def frozen() -> FrozenGenerator:
         ((PROMPTS,), {"do_sample": "yes"}, "DT-OPTION-002", "it is a flag"),
         ((PROMPTS,), {"eos_token_id": "</s>"}, "DT-OPTION-002", "it is no token"),
         ((PROMPTS,), {"pad_token_id": 1.5}, "DT-OPTION-002", "it is no token"),
+        ((PROMPTS,), {"eos_token_id": [2, 2**70]}, "DT-OPTION-002", "it is no token"),
+        ((PROMPTS,), {"pad_token_id": 2**70}, "DT-OPTION-002", "it is no token"),
+        ((PROMPTS,), {"streamer": print}, "DT-OPTION-002", "methods put and end"),
     ],
     ids=lambda value: str(value)[:40] if isinstance(value, str | dict) else "",
 )
@@ -91,6 +95,14 @@ def test_slots(frozen: FrozenGenerator) -> None:
         (lambda: frozen.start(0, PROMPTS), "a prompt is a tensor of shape"),
         (lambda: frozen.start(0, PROMPTS[0].repeat(3)), "9 tokens, and the cache has room for 7"),
         (lambda: frozen.step(torch.tensor([1, 2])), "pass one for each slot"),
+        (lambda: frozen.release(1), "there is no such row"),
+        (lambda: frozen.release(-1), "there is no such row"),
+        (lambda: frozen.release("0"), "there is no such row"),  # type: ignore[arg-type]
+        (lambda: frozen.choose([1.0]), r"give f32\[texts, words\]"),  # type: ignore[arg-type]
+        (lambda: frozen.choose(torch.ones(3)), "'logits' cannot be a tensor of shape"),
+        (lambda: frozen.choose(torch.ones(1, 3), generator=0), "a torch.Generator"),  # type: ignore[arg-type]
+        (lambda: dovetail.freeze_generation(language_model(), max_length=8, slots="no"), "it is a flag"),  # type: ignore[arg-type]
+        (lambda: dovetail.freeze_generation(language_model(), max_length=8, padding=2), "it is a flag"),  # type: ignore[arg-type]
     ):
         with pytest.raises(DovetailError, match=said):
             call()
@@ -105,6 +117,41 @@ def test_slots(frozen: FrozenGenerator) -> None:
         with pytest.raises(DovetailError, match="frozen without slots=True"):
             call()
     assert without.generate(PROMPTS[:, :1]).shape == (1, 2)
+
+
+def test_calls_within_a_call(frozen: FrozenGenerator) -> None:
+    """A streamer that calls the generator would wait for itself; one that copies it, or calls another, does not."""
+    other = copy.deepcopy(frozen)
+
+    class _Calls:
+        def put(self, value: torch.Tensor) -> None:
+            for call in (
+                lambda: frozen.generate(PROMPTS),
+                lambda: frozen.release(0),
+                lambda: frozen.step(torch.tensor([1])),
+            ):
+                with pytest.raises(DovetailError, match=r"DT-FREEZE-003(?s:.)*this thread is in a call of it already"):
+                    call()
+            assert other.generate(PROMPTS).shape == copy.deepcopy(frozen).generate(PROMPTS).shape
+
+        def end(self) -> None:
+            pass
+
+    expected = frozen.generate(PROMPTS)
+    assert torch.equal(frozen.generate(PROMPTS, streamer=_Calls()), expected)
+
+
+def test_a_copy_has_the_texts(frozen: FrozenGenerator) -> None:
+    frozen.start(0, torch.arange(3, 9))
+    copied = copy.deepcopy(frozen)
+    assert copied.lengths == frozen.lengths == (6,)
+    for token in (5, 6):
+        assert torch.equal(copied.step(torch.tensor([token])), frozen.step(torch.tensor([token])))
+    with pytest.raises(DovetailError, match="the text of slot 0 has 8 tokens"):
+        copied.step(torch.tensor([5]))
+    copied.release(0)
+    assert (copied.lengths, frozen.lengths) == ((None,), (8,))
+    frozen.release(0)
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,10 @@ def freeze_generation(
     """
     config = _config_of(model)
     _check_numbers(config, max_length, batch)
+    for option, value, choices in (("padding", padding, (None, False, True)), ("slots", slots, (False, True))):
+        if not any(value is choice for choice in choices):
+            expected = " or ".join(map(repr, choices))
+            raise BadOptionValue(option=option, value=value, reason="it is a flag", expected=expected)
     habits = _habits(model)
     with torch.inference_mode(False), torch.no_grad():
         layers = _layers(model, config, max_length)
