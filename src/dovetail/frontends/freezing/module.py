@@ -168,10 +168,10 @@ class FrozenModule(torch.nn.Module):
         self._originals = None
 
     def source_state_dict(self) -> dict[str, torch.Tensor]:
-        """The weights as they were before folding, by their names in the model. Raises: NoSources."""
+        """The weights as they were before folding, by their names in the model: copies. Raises: NoSources."""
         if self._sources is None or not self._sources.is_complete:
             raise NoSources(what="source_state_dict()", hint="")
-        tensors = self._sources.read()
+        tensors = self._sources.copies()
         return {
             dotted: tensors[name] for name, dots in self._pool.origins.items() if name in tensors for dotted in dots
         }

@@ -340,7 +340,7 @@ class FrozenGenerator(FrozenModule):
             super().swap_weights(given)
 
     def source_state_dict(self) -> dict[str, Tensor]:
-        """The weights as they were before folding, by their names in the model. Raises: NoSources."""
+        """See `FrozenModule.source_state_dict`; names are those of the model."""
         return {
             name.removeprefix(MODEL): x for name, x in super().source_state_dict().items() if name.startswith(MODEL)
         }
