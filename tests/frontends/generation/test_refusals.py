@@ -161,6 +161,8 @@ def test_a_copy_has_the_texts(frozen: FrozenGenerator) -> None:
         {"ends": "2"},
         {"ends": [2.5]},
         {"padding": "0"},
+        {"padding": 1 << 63},
+        {"ends": [True]},
         {"temperature": 0.0},
         {"temperature": "1"},
         {"top_k": -1},
@@ -199,6 +201,25 @@ def test_forged_files(frozen: FrozenGenerator, tmp_path: Path) -> None:
             dovetail.load(tmp_path / "forged.dovetail")
 
 
+def _two_dimensions(module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+    """As models with ALiBi do, which count positions by a mask of their own."""
+    mask = kwargs.get("attention_mask")
+    if mask is not None:
+        _batch, _length = (mask if isinstance(mask, torch.Tensor) else next(iter(mask.values()))).shape
+
+
+def test_tokens_that_a_model_does_not_have(tmp_path: Path) -> None:
+    """Configurations say -1 for them: that is saved, too."""
+    model = language_model()
+    model.generation_config.pad_token_id, model.generation_config.eos_token_id = -1, torch.tensor([-1, 5])
+    frozen = dovetail.freeze_generation(model, max_length=8)
+    frozen.save(tmp_path / "model.dovetail")
+    loaded = dovetail.load(tmp_path / "model.dovetail")
+    assert isinstance(loaded, FrozenGenerator)
+    assert loaded.eos_token_ids == frozen.eos_token_ids == (-1, 5)
+    assert torch.equal(loaded.generate(PROMPTS), frozen.generate(PROMPTS))
+
+
 def test_models() -> None:
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
@@ -208,6 +229,9 @@ def test_models() -> None:
     penalized.generation_config.repetition_penalty = 1.3
     flexible = language_model()
     flexible.config._attn_implementation = "flex_attention"
+    ends_in_text, own_mask = language_model(), language_model()
+    ends_in_text.generation_config.eos_token_id = "</s>"
+    own_mask.model.register_forward_pre_hook(_two_dimensions, with_kwargs=True)
     for model, said in (
         (torch.nn.Linear(2, 2), "it is no language model of transformers"),
         (transformers.BertModel(transformers.BertConfig(**sizes, vocab_size=32)), "no language model"),
@@ -215,6 +239,8 @@ def test_models() -> None:
         (transformers.MambaForCausalLM(mamba), "its cache"),
         (penalized, "sets repetition_penalty to 1.3"),
         (flexible, 'set_attn_implementation("sdpa")'),
+        (ends_in_text, "sets eos_token_id to '</s>'"),
+        (own_mask, "cache of a frozen program: ValueError: too many values"),
     ):
         with pytest.raises(DovetailError) as caught:
             dovetail.freeze_generation(model, max_length=8)

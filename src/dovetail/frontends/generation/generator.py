@@ -12,7 +12,7 @@ from torch import Tensor
 from dovetail.errors import BadOptionValue, FrozenIsFixed
 from dovetail.frontends.freezing.call_form import mismatch
 from dovetail.frontends.freezing.module import FrozenModule
-from dovetail.frontends.generation.choosing import NEUTRAL, Choosing, is_neutral
+from dovetail.frontends.generation.choosing import NEUTRAL, Choosing, is_neutral, is_token
 from dovetail.frontends.generation.habits import Habits
 from dovetail.frontends.generation.turns import Turns
 
@@ -267,14 +267,14 @@ class FrozenGenerator(FrozenModule):
         if isinstance(found, Tensor):
             found = found.flatten().tolist()
         found = (found,) if type(found) is int else () if found is None else found
-        if not isinstance(found, list | tuple) or not all(map(_is_token, found)):
+        if not isinstance(found, list | tuple) or not all(map(is_token, found)):
             expected = 'a token, several, None, or "model"'
             raise BadOptionValue(option="eos_token_id", value=wish, reason="it is no token", expected=expected)
         return torch.tensor(found, device=self._device) if found else None
 
     def _padding(self, wish: Any, ends: Tensor | None) -> int | None:
         found = self._habits.padding if isinstance(wish, str) and wish == "model" else wish
-        if found is not None and not _is_token(found):
+        if found is not None and not is_token(found):
             expected = 'a token, None, or "model"'
             raise BadOptionValue(option="pad_token_id", value=wish, reason="it is no token", expected=expected)
         return int(ends[0]) if found is None and ends is not None else found
@@ -364,10 +364,6 @@ class FrozenGenerator(FrozenModule):
             **self._settings(),
         }  # the cache has the same texts
         return FrozenGenerator(self._name, running, pool, **settings)
-
-
-def _is_token(given: object) -> bool:
-    return type(given) is int and -(2**63) <= given < 2**63
 
 
 def _is_mapping(given: object) -> bool:
