@@ -99,7 +99,7 @@ def test_slots(frozen: FrozenGenerator) -> None:
         (lambda: frozen.release(-1), "there is no such row"),
         (lambda: frozen.release("0"), "there is no such row"),  # type: ignore[arg-type]
         (lambda: frozen.choose([1.0]), r"give f32\[texts, words\]"),  # type: ignore[arg-type]
-        (lambda: frozen.choose(torch.ones(3)), "'logits' cannot be a tensor of shape"),
+        (lambda: frozen.choose(torch.ones(3)), "'logits' cannot be 'a tensor of shape"),
         (lambda: frozen.choose(torch.ones(1, 3), generator=0), "a torch.Generator"),  # type: ignore[arg-type]
         (lambda: dovetail.freeze_generation(language_model(), max_length=8, slots="no"), "it is a flag"),  # type: ignore[arg-type]
         (lambda: dovetail.freeze_generation(language_model(), max_length=8, padding=2), "it is a flag"),  # type: ignore[arg-type]
