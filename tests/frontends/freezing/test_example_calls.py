@@ -65,6 +65,49 @@ def test_numbers_by_name_are_part_of_the_program() -> None:
         frozen(X, scale=0.25)
 
 
+DEFAULT = torch.arange(3.0)
+
+
+class Shifted(nn.Module):
+    def forward(self, x: Tensor, /, by: dict[str, Tensor] = {"by": DEFAULT}, *, scale: Tensor = DEFAULT) -> Tensor:  # noqa: B006
+        return x + by["by"] * scale
+
+
+class Placed(nn.Module):
+    def forward(self, x: Tensor, n: int = 2, by: Tensor = DEFAULT, /) -> Tensor:
+        return x * n + by
+
+
+@torch.no_grad()
+def test_tensors_that_are_defaults_are_arguments() -> None:
+    """A call can give others, as those of the example can; the batch stays free beside a default of its size."""
+    x, other = torch.randn(3, 3), torch.randn(3)
+    model = Shifted()
+    frozen = dovetail.freeze(model, (x,))
+    for rows in (3, 5, 1):
+        x = torch.randn(rows, 3)
+        assert torch.equal(frozen(x), model(x))
+        assert torch.equal(frozen(x, {"by": other}), model(x, {"by": other}))
+        assert torch.equal(frozen(x, scale=other), model(x, scale=other))
+    placed = dovetail.freeze(Placed(), (x,))
+    assert torch.equal(placed(x), Placed()(x))
+    assert torch.equal(placed(x, 2, other), Placed()(x, 2, other))
+
+
+def test_examples_whose_elements_share_memory() -> None:
+    """Only tensors with equal elements there can take their place."""
+    model, row = nn.ReLU(), torch.randn(1, 4)
+    for example in (row.expand(3, 4), torch.randn(9).as_strided((3, 4), (2, 1))):
+        frozen = dovetail.freeze(model, (example,))
+        for same in (example, example.contiguous(), example.t().contiguous().t()):
+            assert torch.equal(frozen(same), model(same))
+        with pytest.raises(
+            dovetail.DovetailError, match=r"DT-FREEZE-003.* elements of it that share memory would diff"
+        ):
+            frozen(torch.randn(3, 4))
+        assert torch.equal(frozen.export().module()(example), model(example))
+
+
 def test_names_that_forward_takes_as_they_come() -> None:
     frozen = dovetail.freeze(Anything(), {"a": X, "b": MASK})
     assert torch.equal(frozen(a=X, b=MASK), torch.cat([X, MASK], 1))
