@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import UserDict
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -92,6 +94,41 @@ def test_tensors_that_are_defaults_are_arguments() -> None:
     placed = dovetail.freeze(Placed(), (x,))
     assert torch.equal(placed(x), Placed()(x))
     assert torch.equal(placed(x, 2, other), Placed()(x, 2, other))
+
+
+class Settings:
+    def __init__(self, factor: Any) -> None:
+        self.factor = factor
+        self.itself = self
+
+
+CHANGES: dict[str, tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "object": (Settings(2.0), lambda s: s.factor, lambda s: setattr(s, "factor", 3.0)),
+    "inside": (Settings(Settings([2.0])), lambda s: s.factor.factor[0], lambda s: s.factor.factor.insert(0, 3.0)),
+    "namespace": (SimpleNamespace(factor=2.0), lambda s: s.factor, lambda s: setattr(s, "factor", 3.0)),
+    "tensor": (Settings(torch.ones(3)), lambda s: s.factor, lambda s: setattr(s, "factor", torch.zeros(3))),
+    "array": (np.ones(3, np.float32), torch.from_numpy, lambda a: a.fill(2)),
+    "set": ({1, 2}, len, lambda s: s.add(3)),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_arguments_that_are_changed_in_place(kind: str) -> None:
+    """The program is for what they held in the example."""
+    argument, read, change = CHANGES[kind]
+
+    class Reads(nn.Module):
+        def forward(self, x: Tensor, given: Any) -> Tensor:
+            return x * read(given)
+
+    model, x = Reads(), torch.randn(2, 3)
+    frozen = dovetail.freeze(model, (x, argument))
+    for rows in (2, 5):
+        x = torch.randn(rows, 3)
+        assert torch.equal(frozen(x, argument), model(x, argument))
+    change(argument)
+    with pytest.raises(dovetail.DovetailError, match=r"DT-FREEZE-003.* given holds something else than in the example"):
+        frozen(x, argument)
 
 
 def test_examples_whose_elements_share_memory() -> None:
