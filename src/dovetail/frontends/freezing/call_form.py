@@ -131,6 +131,13 @@ def arguments_of(
     return [*names, *named], [*positional, *named.values()]
 
 
+def same_tensors(leaves: Sequence[Any]) -> tuple[tuple[int, int], ...]:
+    """Each leaf that is the very tensor of an earlier one, with that one."""
+    first: dict[int, int] = {}
+    tensors = [(place, first.setdefault(id(x), place)) for place, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
+    return tuple([(place, earlier) for place, earlier in tensors if place != earlier])
+
+
 def _leaf_names(signature: inspect.Signature, args: Sequence[Any], kwargs: dict[str, Any]) -> list[str]:
     found: list[str] = []
     for name, value in zip(*arguments_of(signature, args, kwargs), strict=True):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from dovetail.errors import BadOptionValue, NotFreezable
-from dovetail.frontends.freezing.call_form import CallForm, arguments_of, bound, call_form, signature_of
+from dovetail.frontends.freezing.call_form import CallForm, arguments_of, bound, call_form, same_tensors, signature_of
 from dovetail.frontends.freezing.pool import copy_of
 from dovetail.frontends.freezing.shapes import FreeSizes, free_sizes
 from dovetail.frontends.structure import flatten
@@ -57,13 +57,6 @@ class Example:
         if wish is None:  # a default says nothing of the sizes of others
             found = [[None] * len(leaves) if n in self.own else leaves for n, leaves in zip(names, found, strict=True)]
         return free_sizes(wish, names, arguments, found)
-
-
-def same_tensors(leaves: Sequence[Any]) -> tuple[tuple[int, int], ...]:
-    """Each leaf that is the very tensor of an earlier one, with that one."""
-    first: dict[int, int] = {}
-    tensors = [(place, first.setdefault(id(x), place)) for place, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
-    return tuple([(place, earlier) for place, earlier in tensors if place != earlier])
 
 
 def examples_of(
