@@ -114,6 +114,14 @@ def test_requests_that_are_wrong(server: Server, path_: str, body: bytes, status
 def test_other_kinds_and_lying_lengths(server: Server) -> None:
     assert server.ask("POST", "/call", b"x=1", "text/plain").status == 415
     assert server.ask("POST", "/call", b"\xff" * 9, "application/safetensors").status == 400
+    for described, said in (
+        ({"dtype": "F32", "shape": [2**63, 0], "data_offsets": [0, 0]}, "not safetensors"),
+        ({"dtype": "F4", "shape": [2], "data_offsets": [0, 1]}, "no dtype F4"),
+    ):
+        head = json.dumps({"x": described}).encode()
+        body = len(head).to_bytes(8, "little") + head + bytes(described["data_offsets"][1])
+        answer = server.ask("POST", "/call", body, "application/safetensors")
+        assert (answer.status, said in answer.data["error"]) == (400, True), answer
     with server.raw() as connection:  # in chunks, without a length
         connection.sendall(b"POST /call HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
         connection.sendall(b"1e848\r\n" + b" " * 125_000 + b"\r\n0\r\n\r\n")

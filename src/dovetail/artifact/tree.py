@@ -118,6 +118,19 @@ def put_together(leaves: Sequence[Any], tree: Tree, containers: Mapping[str, typ
     return _made(iter(leaves), tree, containers or {})
 
 
+def check_containers(tree: Tree, containers: Mapping[str, type]) -> None:
+    """Raise ValueError unless the classes for what a tree names have the fields that it names."""
+    cls = containers.get(tree.name) if tree.kind in _NAMED else None
+    if cls is not None and not _has_fields(cls, tree):
+        raise ValueError(_other_fields(cls, tree))
+    for child in tree.children:
+        check_containers(child, containers)
+
+
+def _other_fields(cls: type, tree: Tree) -> str:
+    return f"{qualified_name(cls)} has other fields than the {tree.name} that was saved"
+
+
 def _described(item: Any) -> Tree:
     cls = type(item)
     if cls is torch.Size:
@@ -276,7 +289,7 @@ def _made_object(items: Sequence[Any], tree: Tree, cls: Any) -> Any:
     if cls is None:
         return NamedResult(tree.name, fields, is_tuple=tree.kind is TreeKind.NAMED_TUPLE)
     if not _has_fields(cls, tree):
-        raise ValueError(f"{qualified_name(cls)} has other fields than the {tree.name} that was saved")
+        raise ValueError(_other_fields(cls, tree))
     if tree.kind is TreeKind.NAMED_TUPLE:
         return cls(*items)
     try:

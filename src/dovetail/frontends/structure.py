@@ -12,14 +12,19 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import repeat
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from dovetail.reach.made_objects import fill, held_by, new_object
-from dovetail.reach.values import ATTRIBUTES_ALONE, built_in_base, is_made_of_attributes
+from dovetail.deferred import deferred
 from dovetail.torch_compat import pytree
 from dovetail.torch_compat.traced_numbers import as_plain
+
+if TYPE_CHECKING:
+    from dovetail.reach import made_objects
+    from dovetail.reach import values as reach_values
+else:
+    made_objects, reach_values = deferred("dovetail.reach.made_objects"), deferred("dovetail.reach.values")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +81,7 @@ class Classes:
 
     def open(self, kind: type) -> bool:
         """From now on, objects of a class are taken apart. Whether this is new: some cannot be."""
-        is_new = kind not in self._opened and kind not in self._whole and is_made_of_attributes(kind)
+        is_new = kind not in self._opened and kind not in self._whole and reach_values.is_made_of_attributes(kind)
         if is_new:
             self._opened.add(kind)
         return is_new
@@ -98,7 +103,7 @@ class Classes:
         return kind in self._opened or (
             hasattr(kind, "__dataclass_fields__")
             and not issubclass(kind, torch.nn.Module)
-            and built_in_base(kind) in ATTRIBUTES_ALONE
+            and reach_values.built_in_base(kind) in reach_values.ATTRIBUTES_ALONE
         )
 
 
@@ -124,7 +129,7 @@ def flatten(
         if not _is_object(leaf, classes) or (is_whole is not None and is_whole(leaf)):
             flat.append(leaf)
             continue
-        held = held_by(leaf)
+        held = made_objects.held_by(leaf)
         parts = [flatten(value, is_whole, classes) for value in held.values()]
         counts, structures = tuple(len(own) for own, _ in parts), tuple(structure for _, structure in parts)
         objects.append(Parts(len(flat), type(leaf), tuple(held), counts, structures))
@@ -171,8 +176,8 @@ def unflatten(leaves: list[Any], structure: Structure, made: list[Made] | None =
         for count, inner in zip(parts.counts, parts.structures, strict=True):
             values.append(unflatten(leaves[end : end + count], inner, made, first + end))
             end += count
-        item = new_object(parts.cls)
-        fill(item, parts.names, values)
+        item = made_objects.new_object(parts.cls)
+        made_objects.fill(item, parts.names, values)
         if made is not None:
             made.append(Made(item, parts, first + parts.place))
         whole.append(item)
@@ -254,7 +259,7 @@ def _form(item: Any, leaves: list[Any], classes: Classes, met: set[int]) -> Hash
         if id(item) in met:
             raise _MetTwiceError
         met.add(id(item))
-        own = held_by(item)
+        own = made_objects.held_by(item)
         names, held = tuple(own), own.values()
     else:
         raise _NotPlainError
@@ -274,8 +279,8 @@ def _like(form: Any) -> Any:
         return dict(zip(names, held, strict=True))
     if kind is list or kind is tuple:
         return kind(held)
-    made = new_object(kind)
-    fill(made, names, held)
+    made = made_objects.new_object(kind)
+    made_objects.fill(made, names, held)
     return made
 
 

@@ -65,8 +65,10 @@ def _from_json(body: bytes) -> dict[str, Any]:
 def _from_safetensors(body: bytes) -> dict[str, Any]:
     try:
         return dict(safetensors.torch.load(body))
-    except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
-        raise BadRequest(f"it is not safetensors: {error}") from error
+    except KeyError as error:  # of its table
+        raise BadRequest(f"torch has no dtype {error.args[0]}") from error
+    except (SafetensorError, ValueError, RuntimeError, TypeError, OverflowError) as error:
+        raise BadRequest(f"it is not safetensors: {str(error).partition(chr(10))[0]}") from error
 
 
 def _tensor(name: str, given: Any, dtype: torch.dtype) -> Tensor:

@@ -85,9 +85,25 @@ def test_elements_that_are_finite_in_one_only_are_counted() -> None:
     x = torch.tensor([[1.0, -1.0, 2.0], [3.0, 1.0, 2.0]])
     (one,) = frozen.compare_with(Unbounded(0.0), [x]).results
     assert (one.unlike, one.largest) == (1, 0)
-    assert "1 elements are finite in one only" in str(frozen.compare_with(Unbounded(0.0), [x]))
-    (same,) = frozen.compare_with(Unbounded(float("inf")), [x]).results
-    assert same.unlike == 0
+    assert "1 elements are infinite or NaN in one only" in str(frozen.compare_with(Unbounded(0.0), [x]))
+    for other, unlike in (("inf", 0), ("-inf", 1), ("nan", 1)):
+        (one,) = frozen.compare_with(Unbounded(float(other)), [x]).results
+        assert (one.unlike, one.largest) == (unlike, 0)
+    nans = dovetail.freeze(Unbounded(float("nan")), (x,))
+    assert nans.compare_with(Unbounded(float("nan")), [x]).results[0].unlike == 0
+
+
+class WritesAndDraws(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.add_(1) + torch.rand_like(x)
+
+
+def test_both_get_the_same_arguments_and_numbers() -> None:
+    model, x = WritesAndDraws(), torch.zeros(2, 3)
+    frozen = dovetail.freeze(model, (x.clone(),))
+    (one,) = frozen.compare_with(model, [x]).results
+    assert one.largest == 0
+    assert torch.equal(x, torch.zeros(2, 3))
 
 
 @dataclass
@@ -131,8 +147,16 @@ def test_methods_and_refusals() -> None:
     assert frozen.compare_with(model.twice, [x], method="twice").results[0].largest == 0
     with pytest.raises(FrozenIsFixed, match="compare thrice, which was not frozen"):
         frozen.compare_with(model, [x], method="thrice")
+    with pytest.raises(FrozenIsFixed, match="run thrice, which was not frozen"):
+        frozen.program_name(x, method="thrice")
     with pytest.raises(BadOptionValue, match="there is nothing to compare"):
         frozen.compare_with(model, [])
+    with pytest.raises(BadOptionValue, match="'reference' cannot be 5"):
+        frozen.compare_with(5, [x])  # type: ignore[arg-type]
+    with pytest.raises(BadOptionValue, match="'calls' cannot be None"):
+        frozen.compare_with(model, None)  # type: ignore[arg-type]
+    with pytest.raises(BadOptionValue, match="'discard_originals' cannot be 'no'"):
+        dovetail.freeze(model, {"twice": ((x,), {})}, discard_originals="no")  # type: ignore[arg-type]
     with pytest.raises(BadOptionValue, match=r"what gives .*\(3, 2\)"):
         frozen.compare_with(lambda x: x.t(), [x])
 

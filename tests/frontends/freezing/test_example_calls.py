@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import UserDict
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -63,6 +65,84 @@ def test_numbers_by_name_are_part_of_the_program() -> None:
     assert torch.equal(frozen(X, scale=0.5)["y"], model(X, scale=0.5)["y"])
     with pytest.raises(dovetail.DovetailError, match="DT-FREEZE-003"):
         frozen(X, scale=0.25)
+
+
+DEFAULT = torch.arange(3.0)
+
+
+class Shifted(nn.Module):
+    def forward(self, x: Tensor, /, by: dict[str, Tensor] = {"by": DEFAULT}, *, scale: Tensor = DEFAULT) -> Tensor:  # noqa: B006
+        return x + by["by"] * scale
+
+
+class Placed(nn.Module):
+    def forward(self, x: Tensor, n: int = 2, by: Tensor = DEFAULT, /) -> Tensor:
+        return x * n + by
+
+
+@torch.no_grad()
+def test_tensors_that_are_defaults_are_arguments() -> None:
+    """A call can give others, as those of the example can; the batch stays free beside a default of its size."""
+    x, other = torch.randn(3, 3), torch.randn(3)
+    model = Shifted()
+    frozen = dovetail.freeze(model, (x,))
+    for rows in (3, 5, 1):
+        x = torch.randn(rows, 3)
+        assert torch.equal(frozen(x), model(x))
+        assert torch.equal(frozen(x, {"by": other}), model(x, {"by": other}))
+        assert torch.equal(frozen(x, scale=other), model(x, scale=other))
+    placed = dovetail.freeze(Placed(), (x,))
+    assert torch.equal(placed(x), Placed()(x))
+    assert torch.equal(placed(x, 2, other), Placed()(x, 2, other))
+
+
+class Settings:
+    def __init__(self, factor: Any) -> None:
+        self.factor = factor
+        self.itself = self
+
+
+CHANGES: dict[str, tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "object": (Settings(2.0), lambda s: s.factor, lambda s: setattr(s, "factor", 3.0)),
+    "inside": (Settings(Settings([2.0])), lambda s: s.factor.factor[0], lambda s: s.factor.factor.insert(0, 3.0)),
+    "namespace": (SimpleNamespace(factor=2.0), lambda s: s.factor, lambda s: setattr(s, "factor", 3.0)),
+    "tensor": (Settings(torch.ones(3)), lambda s: s.factor, lambda s: setattr(s, "factor", torch.zeros(3))),
+    "array": (np.ones(3, np.float32), torch.from_numpy, lambda a: a.fill(2)),
+    "set": ({1, 2}, len, lambda s: s.add(3)),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_arguments_that_are_changed_in_place(kind: str) -> None:
+    """The program is for what they held in the example."""
+    argument, read, change = CHANGES[kind]
+
+    class Reads(nn.Module):
+        def forward(self, x: Tensor, given: Any) -> Tensor:
+            return x * read(given)
+
+    model, x = Reads(), torch.randn(2, 3)
+    frozen = dovetail.freeze(model, (x, argument))
+    for rows in (2, 5):
+        x = torch.randn(rows, 3)
+        assert torch.equal(frozen(x, argument), model(x, argument))
+    change(argument)
+    with pytest.raises(dovetail.DovetailError, match=r"DT-FREEZE-003.* given holds something else than in the example"):
+        frozen(x, argument)
+
+
+def test_examples_whose_elements_share_memory() -> None:
+    """Only tensors with equal elements there can take their place."""
+    model, row = nn.ReLU(), torch.randn(1, 4)
+    for example in (row.expand(3, 4), torch.randn(9).as_strided((3, 4), (2, 1))):
+        frozen = dovetail.freeze(model, (example,))
+        for same in (example, example.contiguous(), example.t().contiguous().t()):
+            assert torch.equal(frozen(same), model(same))
+        with pytest.raises(
+            dovetail.DovetailError, match=r"DT-FREEZE-003.* elements of it that share memory would diff"
+        ):
+            frozen(torch.randn(3, 4))
+        assert torch.equal(frozen.export().module()(example), model(example))
 
 
 def test_names_that_forward_takes_as_they_come() -> None:

@@ -189,6 +189,7 @@ def test_one_row_may_be_another_program() -> None:
         ({"x": {3: "batch"}}, "no dimension 3"),
         ({"x": {0: "size", 1: "size"}}, "'size' is 3 and 5"),
         ({"x": {0: 2.5}}, "names no size"),
+        ({"x": {0: 4}}, "dimension 0 of x is 3 in the example inputs, and was said to be 4"),
         ({"x": "batch"}, "the entry for x is a str"),
         ({"x": {0: torch.export.Dim("batch", min=8)}}, "outside its range"),
         ("dynamic", "a str does not describe"),

@@ -198,6 +198,12 @@ def test_classes_of_results(tmp_path: Path) -> None:
     named = dovetail.load(tmp_path / "model.dovetail", containers=classes)(x)
     assert type(named) is Output
     assert type(named.pair) is Pair
+    other = dict.fromkeys(classes, Pair)
+    for wrong, said in ((5, "names no classes"), ({"x": 5}, "names no classes"), (other, "has other fields than the ")):
+        with pytest.raises(dovetail.DovetailError, match=rf"(?s)DT-OPTION-002.*'containers'.*{said}"):
+            dovetail.load(tmp_path / "model.dovetail", containers=wrong)  # type: ignore[arg-type]
+    with pytest.raises(dovetail.DovetailError, match=r"(?s)DT-OPTION-002.*'any_torch'"):
+        dovetail.load(tmp_path / "model.dovetail", any_torch="2.13")  # type: ignore[arg-type]
 
 
 def test_weights_can_be_swapped_after_loading(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -189,6 +190,38 @@ def test_a_part_of_the_weights_with_kept_sources(where: str) -> None:
     again = frozen.source_state_dict()
     assert again.keys() == model.state_dict().keys()
     assert all(torch.equal(again[name], t) for name, t in model.state_dict().items())
+
+
+@pytest.mark.parametrize("where", ["memory", "file"])
+@pytest.mark.parametrize("discards", [False, True])
+def test_weights_that_are_handed_out_are_copies(where: str, discards: bool, tmp_path: Path) -> None:
+    """A model that gets them back can be trained: the program stays as it is, and so do its sources."""
+    model, x = Lora(), torch.rand(3, 6)
+    frozen = dovetail.freeze(model, (x,), keep_sources=where, discard_originals=discards)
+    frozen.save(tmp_path / "lora.dovetail")
+    for one in (frozen, dovetail.load(tmp_path / "lora.dovetail")):
+        expected, sources = one(x), one.source_state_dict()
+        trained = Lora()
+        trained.load_state_dict(sources, assign=True, strict=False)
+        assert torch.equal(_eager(trained, x), expected)
+        before = {name: tensor.clone() for name, tensor in sources.items()}
+        with torch.no_grad():
+            for parameter in trained.parameters():
+                parameter.add_(1)
+        assert torch.equal(one(x), expected)
+        assert all(torch.equal(before[name], tensor) for name, tensor in one.source_state_dict().items())
+
+
+def test_a_model_that_is_gone_is_not_refreshed_from() -> None:
+    model, x = Lora(), torch.rand(3, 6)
+    frozen = dovetail.freeze(model, (x,))
+    with pytest.raises(dovetail.DovetailError, match=r"DT-FREEZE-007.* down is \[1\]"):
+        frozen.swap_weights({**model.state_dict(), "down": torch.zeros(1)})
+    del model
+    gc.collect()
+    with pytest.raises(dovetail.DovetailError, match=r"DT-FREEZE-007.* is gone"):
+        frozen.refresh()
+    assert frozen(x).shape[0] == 3
 
 
 def test_without_sources_they_cannot_be_asked_for() -> None:

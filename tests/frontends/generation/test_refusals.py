@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,9 @@ def frozen() -> FrozenGenerator:
         ((PROMPTS,), {"do_sample": "yes"}, "DT-OPTION-002", "it is a flag"),
         ((PROMPTS,), {"eos_token_id": "</s>"}, "DT-OPTION-002", "it is no token"),
         ((PROMPTS,), {"pad_token_id": 1.5}, "DT-OPTION-002", "it is no token"),
+        ((PROMPTS,), {"eos_token_id": [2, 2**70]}, "DT-OPTION-002", "it is no token"),
+        ((PROMPTS,), {"pad_token_id": 2**70}, "DT-OPTION-002", "it is no token"),
+        ((PROMPTS,), {"streamer": print}, "DT-OPTION-002", "methods put and end"),
     ],
     ids=lambda value: str(value)[:40] if isinstance(value, str | dict) else "",
 )
@@ -91,6 +95,14 @@ def test_slots(frozen: FrozenGenerator) -> None:
         (lambda: frozen.start(0, PROMPTS), "a prompt is a tensor of shape"),
         (lambda: frozen.start(0, PROMPTS[0].repeat(3)), "9 tokens, and the cache has room for 7"),
         (lambda: frozen.step(torch.tensor([1, 2])), "pass one for each slot"),
+        (lambda: frozen.release(1), "there is no such row"),
+        (lambda: frozen.release(-1), "there is no such row"),
+        (lambda: frozen.release("0"), "there is no such row"),  # type: ignore[arg-type]
+        (lambda: frozen.choose([1.0]), r"give f32\[texts, words\]"),  # type: ignore[arg-type]
+        (lambda: frozen.choose(torch.ones(3)), "'logits' cannot be 'a tensor of shape"),
+        (lambda: frozen.choose(torch.ones(1, 3), generator=0), "a torch.Generator"),  # type: ignore[arg-type]
+        (lambda: dovetail.freeze_generation(language_model(), max_length=8, slots="no"), "it is a flag"),  # type: ignore[arg-type]
+        (lambda: dovetail.freeze_generation(language_model(), max_length=8, padding=2), "it is a flag"),  # type: ignore[arg-type]
     ):
         with pytest.raises(DovetailError, match=said):
             call()
@@ -107,6 +119,41 @@ def test_slots(frozen: FrozenGenerator) -> None:
     assert without.generate(PROMPTS[:, :1]).shape == (1, 2)
 
 
+def test_calls_within_a_call(frozen: FrozenGenerator) -> None:
+    """A streamer that calls the generator would wait for itself; one that copies it, or calls another, does not."""
+    other = copy.deepcopy(frozen)
+
+    class _Calls:
+        def put(self, value: torch.Tensor) -> None:
+            for call in (
+                lambda: frozen.generate(PROMPTS),
+                lambda: frozen.release(0),
+                lambda: frozen.step(torch.tensor([1])),
+            ):
+                with pytest.raises(DovetailError, match=r"DT-FREEZE-003(?s:.)*this thread is in a call of it already"):
+                    call()
+            assert other.generate(PROMPTS).shape == copy.deepcopy(frozen).generate(PROMPTS).shape
+
+        def end(self) -> None:
+            pass
+
+    expected = frozen.generate(PROMPTS)
+    assert torch.equal(frozen.generate(PROMPTS, streamer=_Calls()), expected)
+
+
+def test_a_copy_has_the_texts(frozen: FrozenGenerator) -> None:
+    frozen.start(0, torch.arange(3, 9))
+    copied = copy.deepcopy(frozen)
+    assert copied.lengths == frozen.lengths == (6,)
+    for token in (5, 6):
+        assert torch.equal(copied.step(torch.tensor([token])), frozen.step(torch.tensor([token])))
+    with pytest.raises(DovetailError, match="the text of slot 0 has 8 tokens"):
+        copied.step(torch.tensor([5]))
+    copied.release(0)
+    assert (copied.lengths, frozen.lengths) == ((None,), (8,))
+    frozen.release(0)
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -114,6 +161,8 @@ def test_slots(frozen: FrozenGenerator) -> None:
         {"ends": "2"},
         {"ends": [2.5]},
         {"padding": "0"},
+        {"padding": 1 << 63},
+        {"ends": [True]},
         {"temperature": 0.0},
         {"temperature": "1"},
         {"top_k": -1},
@@ -152,6 +201,25 @@ def test_forged_files(frozen: FrozenGenerator, tmp_path: Path) -> None:
             dovetail.load(tmp_path / "forged.dovetail")
 
 
+def _two_dimensions(module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+    """As models with ALiBi do, which count positions by a mask of their own."""
+    mask = kwargs.get("attention_mask")
+    if mask is not None:
+        _batch, _length = (mask if isinstance(mask, torch.Tensor) else next(iter(mask.values()))).shape
+
+
+def test_tokens_that_a_model_does_not_have(tmp_path: Path) -> None:
+    """Configurations say -1 for them: that is saved, too."""
+    model = language_model()
+    model.generation_config.pad_token_id, model.generation_config.eos_token_id = -1, torch.tensor([-1, 5])
+    frozen = dovetail.freeze_generation(model, max_length=8)
+    frozen.save(tmp_path / "model.dovetail")
+    loaded = dovetail.load(tmp_path / "model.dovetail")
+    assert isinstance(loaded, FrozenGenerator)
+    assert loaded.eos_token_ids == frozen.eos_token_ids == (-1, 5)
+    assert torch.equal(loaded.generate(PROMPTS), frozen.generate(PROMPTS))
+
+
 def test_models() -> None:
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
@@ -161,6 +229,9 @@ def test_models() -> None:
     penalized.generation_config.repetition_penalty = 1.3
     flexible = language_model()
     flexible.config._attn_implementation = "flex_attention"
+    ends_in_text, own_mask = language_model(), language_model()
+    ends_in_text.generation_config.eos_token_id = "</s>"
+    own_mask.model.register_forward_pre_hook(_two_dimensions, with_kwargs=True)
     for model, said in (
         (torch.nn.Linear(2, 2), "it is no language model of transformers"),
         (transformers.BertModel(transformers.BertConfig(**sizes, vocab_size=32)), "no language model"),
@@ -168,6 +239,8 @@ def test_models() -> None:
         (transformers.MambaForCausalLM(mamba), "its cache"),
         (penalized, "sets repetition_penalty to 1.3"),
         (flexible, 'set_attn_implementation("sdpa")'),
+        (ends_in_text, "sets eos_token_id to '</s>'"),
+        (own_mask, "cache of a frozen program: ValueError: too many values"),
     ):
         with pytest.raises(DovetailError) as caught:
             dovetail.freeze_generation(model, max_length=8)

@@ -21,8 +21,10 @@ from dovetail.ir.convert import unsupported_class, unsupported_kind
 from dovetail.torch_compat.subclasses import is_wrapper
 
 if TYPE_CHECKING:
+    from dovetail.frontends.freezing import held_values
     from dovetail.reach import contents
 else:
+    held_values = deferred("dovetail.frontends.freezing.held_values")
     contents = deferred("dovetail.reach.contents")
 
 _PLAIN_CLASSES = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -32,12 +34,13 @@ _PLAIN_CLASSES = frozenset({torch.Tensor, torch.nn.Parameter})
 class Leaf:
     """One leaf of the arguments. kind: of a tensor, its dtype, device and number of dimensions; else None.
 
-    value: of anything else.
+    value: of anything else. held: what that held in the example, see `held_in`; of a file's, nothing does.
     """
 
     name: str
     kind: tuple[torch.dtype, torch.device, int] | None
     value: object = None
+    held: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,9 @@ class CallForm:
             if leaf.kind is None:
                 if given is not leaf.value and contents.value_key(given) != contents.value_key(leaf.value):
                     raise self._refusal(leaf, f"{_short(leaf.value)}", _short(given))
+                if leaf.held and held_values.held_in(given) != leaf.held:
+                    hint = "pass a value like the example's, or freeze for calls like this one"
+                    raise mismatch(self.method, f"{leaf.name} holds something else than in the example", hint)
             elif not isinstance(given, torch.Tensor):
                 raise self._refusal(leaf, "a tensor", _short(given))
             elif (given.dtype, given.device, given.dim()) != leaf.kind:
@@ -125,6 +131,13 @@ def arguments_of(
     return [*names, *named], [*positional, *named.values()]
 
 
+def same_tensors(leaves: Sequence[Any]) -> tuple[tuple[int, int], ...]:
+    """Each leaf that is the very tensor of an earlier one, with that one."""
+    first: dict[int, int] = {}
+    tensors = [(place, first.setdefault(id(x), place)) for place, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
+    return tuple([(place, earlier) for place, earlier in tensors if place != earlier])
+
+
 def _leaf_names(signature: inspect.Signature, args: Sequence[Any], kwargs: dict[str, Any]) -> list[str]:
     found: list[str] = []
     for name, value in zip(*arguments_of(signature, args, kwargs), strict=True):
@@ -136,7 +149,7 @@ def _leaf_names(signature: inspect.Signature, args: Sequence[Any], kwargs: dict[
 def _leaf(name: str, item: Any) -> Leaf:
     if isinstance(item, torch.Tensor):
         return Leaf(name, (item.dtype, item.device, item.dim()))
-    return Leaf(name, None, item)
+    return Leaf(name, None, item, held_values.held_in(item))
 
 
 def _kind_text(kind: tuple[torch.dtype, torch.device, int]) -> str:

@@ -11,6 +11,8 @@ import torch
 
 from dovetail.artifact.named_result import named_leaves
 from dovetail.errors import BadOptionValue
+from dovetail.frontends.freezing.pool import copies_of
+from dovetail.frontends.structure import flatten, unflatten
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +23,8 @@ class ResultComparison:
     compared. largest: the largest difference of two elements. relative: the Euclidean norm of all differences over that
     of the model's results. least_cosine, mean_cosine: of rows, the cosine of the angle between the two. agreement: the
     share of places along all dimensions but the last where both have their largest element at the same index (of
-    classes: equal predictions); of other dtypes, the share of equal elements. unlike: how many elements are finite in
-    one, and not in the other; they count nowhere else.
+    classes: equal predictions); of other dtypes, the share of equal elements. unlike: how many elements are infinite
+    or NaN in one, and something else in the other; they count nowhere else.
     """
 
     name: str
@@ -49,7 +51,7 @@ class Comparison:
                 f"{one.name}: {one.rows} rows, cosine at least {one.least_cosine:.6f}"
                 f" (mean {one.mean_cosine:.6f}), relative error {one.relative:.2e}, largest difference"
                 f" {one.largest:.2e}, {one.agreement:.2%} agree"
-                + (f", {one.unlike} elements are finite in one only" if one.unlike else "")
+                + (f", {one.unlike} elements are infinite or NaN in one only" if one.unlike else "")
             )
         return "\n".join(lines)
 
@@ -74,7 +76,8 @@ class _Sums:
             return
         found, expected = found.double(), expected.double()
         finite = found.isfinite() & expected.isfinite()
-        self.unlike += int((found.isfinite() != expected.isfinite()).sum())
+        alike = finite | (found == expected) | (found.isnan() & expected.isnan())
+        self.unlike += int((~alike).sum())
         if expected.numel() and expected.dim():
             same = found.argmax(-1) == expected.argmax(-1)
             self.agree += int(same.sum())
@@ -107,17 +110,23 @@ class _Sums:
         )
 
 
-def compare(found: Callable[..., Any], expected: Callable[..., Any], calls: Iterable[Any]) -> Comparison:
+def compare(
+    found: Callable[..., Any], expected: Callable[..., Any], calls: Iterable[Any], *, writes: bool = False
+) -> Comparison:
     """Make each call with both, without gradients, and compare what they give; see `FrozenModule.compare_with`.
 
+    Both draw the same numbers. writes: calls write their arguments; each gets copies then.
     Raises: BadOptionValue where there is no call, or results differ in structure or shapes.
     """
+    _check_arguments(expected, calls)
     sums: dict[str, _Sums] = {}
     count = 0
     with torch.no_grad():
         for call in calls:
-            args, kwargs = _arguments(call)
-            ours, theirs = _tensors(found(*args, **kwargs)), _tensors(expected(*args, **kwargs))
+            drawn = torch.get_rng_state()
+            ours = _given(found, call, writes)
+            torch.set_rng_state(drawn)
+            theirs = _given(expected, call, writes)
             if ours.keys() != theirs.keys() or any(ours[name].shape != theirs[name].shape for name in ours):
                 shapes = [{name: tuple(t.shape) for name, t in results.items()} for results in (theirs, ours)]
                 raise BadOptionValue(
@@ -133,6 +142,26 @@ def compare(found: Callable[..., Any], expected: Callable[..., Any], calls: Iter
         reason = "there is nothing to compare"
         raise BadOptionValue(option="calls", value=calls, reason=reason, expected="at least one call's arguments")
     return Comparison(count, tuple([one.as_result(name) for name, one in sums.items()]))
+
+
+def _check_arguments(reference: object, calls: object) -> None:
+    if not callable(reference):
+        expected = "the model that was frozen, or the bound method of it"
+        raise BadOptionValue(option="reference", value=reference, reason="it cannot be called", expected=expected)
+    if not isinstance(calls, Iterable):
+        reason = "it holds no calls"
+        raise BadOptionValue(option="calls", value=calls, reason=reason, expected="a list of calls' arguments")
+
+
+def _given(function: Callable[..., Any], call: Any, writes: bool) -> dict[str, torch.Tensor]:
+    """The tensors that a call gives. writes: it gets copies of what it can write."""
+    leaves, structure = flatten(_arguments(call))
+    tensors = {str(place): leaf for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
+    if writes:
+        copied = copies_of(tensors)
+        leaves = [copied.get(str(place), leaf) for place, leaf in enumerate(leaves)]
+    args, kwargs = unflatten(leaves, structure)
+    return _tensors(function(*args, **kwargs))
 
 
 def _arguments(call: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 
 from dovetail.errors import BadOptionValue, NotFreezable
-from dovetail.frontends.freezing.call_form import CallForm, arguments_of, bound, call_form, signature_of
+from dovetail.frontends.freezing.call_form import CallForm, arguments_of, bound, call_form, same_tensors, signature_of
 from dovetail.frontends.freezing.pool import copy_of
 from dovetail.frontends.freezing.shapes import FreeSizes, free_sizes
 from dovetail.frontends.structure import flatten
@@ -20,12 +21,14 @@ class Example:
     """A call of a method. leaves: of its arguments as they are bound, defaults included.
 
     positional, named: how many arguments were given by position, and the names of those that were given by name.
+    own: names of those that were not, but have tensors as defaults: they are given as the others are.
     """
 
     form: CallForm
     leaves: tuple[Any, ...]
     positional: int
     named: tuple[str, ...]
+    own: frozenset[str] = frozenset()
 
     def call(self, leaves: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
         """The arguments as they were given in the example, with these leaves.
@@ -50,14 +53,10 @@ class Example:
         """Which of its sizes are free. Raises: BadDynamicShapes."""
         args, kwargs = self.form.structure.put_together(self.leaves)
         names, arguments = arguments_of(self.form.signature, args, kwargs)
-        return free_sizes(wish, names, arguments, [flatten(argument)[0] for argument in arguments])
-
-
-def same_tensors(leaves: Sequence[Any]) -> tuple[tuple[int, int], ...]:
-    """Each leaf that is the very tensor of an earlier one, with that one."""
-    first: dict[int, int] = {}
-    tensors = [(place, first.setdefault(id(x), place)) for place, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
-    return tuple([(place, earlier) for place, earlier in tensors if place != earlier])
+        found = [flatten(argument)[0] for argument in arguments]
+        if wish is None:  # a default says nothing of the sizes of others
+            found = [[None] * len(leaves) if n in self.own else leaves for n, leaves in zip(names, found, strict=True)]
+        return free_sizes(wish, names, arguments, found)
 
 
 def examples_of(
@@ -87,8 +86,34 @@ def examples_of(
             raise _bad_example(call, expected, f"{method} cannot be called so: {error}") from None
         form = call_form(method, signature, args, kwargs)
         leaves = tuple(flatten((args, kwargs))[0])
-        found[str(method)] = Example(form, leaves, len(call[0]), tuple(call[1]))
+        own = _tensor_defaults(signature, len(call[0]), call[1])
+        by_place = [place + 1 for place, parameter in own.items() if parameter.kind is parameter.POSITIONAL_ONLY]
+        named_too = [one.name for one in own.values() if one.kind is not one.POSITIONAL_ONLY]
+        found[str(method)] = Example(
+            form,
+            leaves,
+            max([len(call[0]), *by_place]),
+            (*call[1], *named_too),
+            frozenset(one.name for one in own.values()),
+        )
     return found
+
+
+def _tensor_defaults(
+    signature: inspect.Signature, positional: int, named: Mapping[str, Any]
+) -> dict[int, inspect.Parameter]:
+    """The arguments, by their places, that a call leaves out and that have tensors as defaults.
+
+    Another call can give other tensors, so programs have to read them.
+    """
+    return {
+        place: parameter
+        for place, parameter in enumerate(signature.parameters.values())
+        if place >= positional
+        and parameter.name not in named
+        and parameter.default is not parameter.empty
+        and any(isinstance(leaf, torch.Tensor) for leaf in flatten(parameter.default)[0])
+    }
 
 
 def _calls(model: torch.nn.Module, given: Any, named: Mapping[str, Any] | None) -> Mapping[Any, Any]:

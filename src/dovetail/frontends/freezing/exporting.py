@@ -9,6 +9,7 @@ import torch
 from dovetail.errors import NotExportable
 from dovetail.frontends.freezing.call_form import bound
 from dovetail.frontends.freezing.method import RunnableMethod
+from dovetail.frontends.freezing.pool import with_strides
 from dovetail.frontends.freezing.saving import refusal
 from dovetail.frontends.freezing.variant import FrozenVariant
 from dovetail.ir.program import TensorMeta
@@ -55,7 +56,7 @@ def _example(method: RunnableMethod, chosen: FrozenVariant, sizes: dict[str, int
             if isinstance(size, SizeExpr) and size.op == "symbol":
                 sizes.setdefault(str(size), _FIRST_SIZE + len(sizes))
         shape, stride = ([int(evaluate(size, sizes)) for size in part] for part in (meta.shape, meta.stride))
-        leaves[place] = torch.empty_strided(shape, stride, dtype=meta.dtype, device=meta.device).zero_()
+        leaves[place] = with_strides(torch.zeros(shape, dtype=meta.dtype, device=meta.device), tuple(stride))
         dims[place] = dict.fromkeys(_free_dims(meta), torch.export.Dim.AUTO)
     for place, earlier in chosen.guard.program.same:
         leaves[place], dims[place] = leaves[earlier], dims[earlier]

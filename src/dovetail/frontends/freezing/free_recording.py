@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from dovetail.errors import BadDynamicShapes, DovetailError
-from dovetail.frontends.freezing.examples import Example, same_tensors
+from dovetail.frontends.freezing.call_form import same_tensors
+from dovetail.frontends.freezing.examples import Example
 from dovetail.frontends.freezing.pool import Pool
 from dovetail.frontends.freezing.record import MethodRecorder, Recorded
 from dovetail.frontends.freezing.shapes import FreeSizes

@@ -52,6 +52,7 @@ from dovetail.pipeline.passes import Context
 from dovetail.torch_compat.version import ensure_supported_torch
 
 _CHOICES: dict[str, tuple[object, ...]] = {
+    "discard_originals": (False, True),
     "keep_sources": (None, MEMORY, FILE),
     "on_stale": ("error", "refresh", "ignore"),
     "on_grad": ("raise", "original"),
@@ -132,8 +133,8 @@ class _Settings:
     def checked(discards: bool, keep_sources: str | None, on_stale: str, on_grad: str, measure: bool) -> _Settings:
         settings = _Settings(discards, keep_sources, on_stale, on_grad, measure)
         for option, choices in _CHOICES.items():
-            value = getattr(settings, option)
-            if value not in choices:
+            value = discards if option == "discard_originals" else getattr(settings, option)
+            if not any(type(value) is type(choice) and value == choice for choice in choices):
                 expected = " or ".join(map(repr, choices))
                 raise BadOptionValue(
                     option=option, value=value, reason="it must be one of the choices", expected=expected

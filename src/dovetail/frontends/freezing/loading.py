@@ -19,6 +19,7 @@ from dovetail.artifact.program_json import program_from_json
 from dovetail.artifact.source_names import checked_keyword, checked_size
 from dovetail.artifact.target_text import Allowed
 from dovetail.artifact.tensors import load_tensors
+from dovetail.artifact.tree import check_containers
 from dovetail.artifact.tree_json import tree_from_json
 from dovetail.deferred import deferred
 from dovetail.errors import BadOptionValue, FrozenElsewhere
@@ -104,12 +105,16 @@ def load(
     ensure_supported_torch()
     resolved = resolve_options(options, PASS_NAMES, LOAD)
     check_path(path, "files are mapped by their path", _SAVED)
-    if not isinstance(prepack, bool):
-        raise BadOptionValue(option="prepack", value=prepack, reason="it is a flag", expected="True or False")
+    for option, value in (("prepack", prepack), ("any_torch", any_torch)):
+        if not isinstance(value, bool):
+            raise BadOptionValue(option=option, value=value, reason="it is a flag", expected="True or False")
+    classes = {} if containers is None else containers
+    if not isinstance(classes, Mapping) or not all(isinstance(cls, type) for cls in classes.values()):
+        raise _bad_containers(containers, "it names no classes")
     container = open_container(path, verify=verify)
     allowed = tuple(allow) if isinstance(allow, Iterable) and not isinstance(allow, str) else (allow,)
     Allowed(allowed)  # says at once what is not a name of an operator
-    reader = _Reader(container, dict(containers or {}), any_torch, prepack, allowed, resolved)
+    reader = _Reader(container, dict(classes), any_torch, prepack, allowed, resolved)
     with torch.inference_mode(False):
         return container.decode(INDEX, reader.module)
 
@@ -127,6 +132,11 @@ def read_contents(path: str | Path, *, allow: Iterable[str] = ()) -> tuple[Conte
     reader = _Reader(container, {}, True, False, tuple(allow), resolve_options({}, PASS_NAMES, LOAD), runs=False)
     with torch.inference_mode(False):
         return container.decode(INDEX, reader.contents), reader.torch, Path(path).stat().st_size
+
+
+def _bad_containers(given: object, reason: str) -> BadOptionValue:
+    expected = 'classes by their names: {"package.module.Output": Output}'
+    return BadOptionValue(option="containers", value=given, reason=reason, expected=expected)
 
 
 class _Reader:
@@ -267,6 +277,10 @@ class _Reader:
         results = tree_from_json(entry["results"])
         if results.leaves() != len(plan.outputs):
             raise ValueError(f"{stem} gives {len(plan.outputs)} results for a structure of {results.leaves()}")
+        try:
+            check_containers(results, self._containers)
+        except ValueError as error:
+            raise _bad_containers(self._containers, str(error)) from None
         return FrozenProgram(
             folded=Folded(program, plan, held),
             arguments=arguments,

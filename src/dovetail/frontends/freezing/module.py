@@ -168,10 +168,10 @@ class FrozenModule(torch.nn.Module):
         self._originals = None
 
     def source_state_dict(self) -> dict[str, torch.Tensor]:
-        """The weights as they were before folding, by their names in the model. Raises: NoSources."""
+        """The weights as they were before folding, by their names in the model: copies. Raises: NoSources."""
         if self._sources is None or not self._sources.is_complete:
             raise NoSources(what="source_state_dict()", hint="")
-        tensors = self._sources.read()
+        tensors = self._sources.copies()
         return {
             dotted: tensors[name] for name, dots in self._pool.origins.items() if name in tensors for dotted in dots
         }
@@ -210,7 +210,8 @@ class FrozenModule(torch.nn.Module):
             raise FrozenIsFixed(what=f"compare {method}, which was not frozen (it has {', '.join(self._methods)})")
         if self.is_stateful:
             raise FrozenIsFixed(what="be compared call by call: its calls change its state")
-        made: Comparison = comparison.compare(partial(self._call, method), reference, calls)
+        writes = any(program.written for program in self._methods[method].method.programs)
+        made: Comparison = comparison.compare(partial(self._call, method), reference, calls, writes=writes)
         return made
 
     def export(self, method: str = "forward") -> torch.export.ExportedProgram:
@@ -228,7 +229,9 @@ class FrozenModule(torch.nn.Module):
         return size_bytes([*self._pool.tensors.values(), *self._running.tensors.values()])
 
     def program_name(self, *args: Any, method: str = "forward", **kwargs: Any) -> str:
-        """The name of the program that a call runs. Raises: FrozenCallMismatch if there is none."""
+        """The name of the program that a call runs. Raises: FrozenCallMismatch if there is none; FrozenIsFixed."""
+        if method not in self._methods:
+            raise FrozenIsFixed(what=f"run {method}, which was not frozen (it has {', '.join(self._methods)})")
         return self._methods[method].name_for(args, kwargs)
 
     @property

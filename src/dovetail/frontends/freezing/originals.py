@@ -293,7 +293,9 @@ class Originals:
             for place in watched.places:
                 tensor = None if module is None else place.now(module)
                 if tensor is None:
-                    raise BadWeights(reason=f"the model has no {place.dotted} any more", hint="freeze the new model")
+                    reason = f"the model has no {place.dotted} any more"
+                    reason = f"the module that had {place.dotted} is gone" if module is None else reason
+                    raise BadWeights(reason=reason, hint="freeze the new model")
                 found[place.dotted] = tensor
         for lone in self._lone:
             tensor = lone.tensor()

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from dovetail.frontends.freezing.examples import same_tensors
+from dovetail.frontends.freezing.call_form import same_tensors
 from dovetail.frontends.freezing.variant import FrozenRunner
 from dovetail.torch_compat.autograd import transform_is_active
 from dovetail.torch_compat.guards import SameTensors, may_be_asked

@@ -21,7 +21,8 @@ from dovetail.capture.recording import Recording
 from dovetail.capture.recurrent import recorded_whole
 from dovetail.errors import NotFreezable, PythonSideEffect, UnsupportedOutput
 from dovetail.frontends.described_call import Call, checked_name
-from dovetail.frontends.freezing.examples import Example, same_tensors
+from dovetail.frontends.freezing.call_form import same_tensors
+from dovetail.frontends.freezing.examples import Example
 from dovetail.frontends.freezing.nesting import Captured, Nesting
 from dovetail.frontends.freezing.pool import Pool
 from dovetail.frontends.inputs import size_hints

@@ -18,14 +18,15 @@ from dovetail.frontends.size_guard import shape_of, strides_of
 from dovetail.frontends.variant_cache import Variant
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Program
-from dovetail.memory.kept_pages import keep_pages
 from dovetail.ops.packing import reads_panels
 from dovetail.ops.quantized import computes_in_int8
 from dovetail.pipeline.freezing import Folded, Packing, pack, plan_packing, without_packing
 
 if TYPE_CHECKING:
+    from dovetail.memory import kept_pages
     from dovetail.pipeline import panel_layers
 else:
+    kept_pages = deferred("dovetail.memory.kept_pages")
     panel_layers = deferred("dovetail.pipeline.panel_layers")  # which programs of operators alone do not need
 
 Finish = Callable[[Folded, ExecutorList], RunnableProgram]
@@ -87,7 +88,7 @@ class Running:
         if not self.methods:
             self.methods = self._made(folded)
             if any(reads_panels(node.target) for one in folded for node in one.program.nodes):  # in many small blocks
-                keep_pages(max(simulate_peak(one.program).peak_bytes for one in folded))
+                kept_pages.keep_pages(max(simulate_peak(one.program).peak_bytes for one in folded))
         for method in self.methods.values():
             method.bind_tensors(tensors)
         self.tensors = tensors

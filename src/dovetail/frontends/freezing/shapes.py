@@ -194,6 +194,9 @@ def _read(
     for dim, wish in spec.items():
         if not isinstance(dim, int) or not -leaf.dim() <= dim < leaf.dim():
             raise BadDynamicShapes(reason=f"{name} has no dimension {dim!r}", hint=f"it has {leaf.dim()} dimensions")
+        if isinstance(wish, int) and not isinstance(wish, bool) and wish != leaf.shape[dim]:
+            reason = f"dimension {dim} of {name} is {leaf.shape[dim]} in the example inputs, and was said to be {wish}"
+            raise BadDynamicShapes(reason=reason, hint="name the size, or leave it out")
         label = _label(wish, (place, dim % leaf.dim()), name)
         if label is None:
             continue

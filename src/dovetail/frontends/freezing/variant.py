@@ -15,6 +15,7 @@ from dovetail.execute.protocol import ExecutorList, RunnableProgram
 from dovetail.execute.wrapper import build_wrapper
 from dovetail.frontends.freezing.call_form import mismatch
 from dovetail.frontends.freezing.nesting import Nesting
+from dovetail.frontends.freezing.pool import with_strides
 from dovetail.frontends.size_guard import SizeGuard, strides_of
 from dovetail.frontends.structure import Structure
 from dovetail.frontends.variant_cache import Variant
@@ -109,9 +110,12 @@ class FrozenGuard:
                 reason = f"{self._names[number]} has strides {given}, and the program {does} with {wanted}"
                 reason += ", conjugated or negated" if given == wanted else ""
                 raise mismatch(self._method, reason, "give it the example's layout")
-            found.append(
-                torch.empty_strided(tensor.shape, wanted, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
-            )
+            try:
+                found.append(with_strides(tensor.resolve_conj().resolve_neg(), wanted))
+            except ValueError as error:
+                reason = f"{self._names[number]} has strides {given}, the example had {wanted}, and {error}"
+                hint = "expand it like the example, or freeze with x.contiguous()"
+                raise mismatch(self._method, reason, hint) from None
         return found
 
 

@@ -50,10 +50,14 @@ class Sources:
             call.save_call(self._path, [tensors[name].detach() for name in self._names])
 
     def read(self) -> dict[str, torch.Tensor]:
-        """The tensors."""
+        """The tensors. Who may write them takes `copies`: programs can hold the same memory."""
         if self._path is None:
             return dict(self._tensors)
         return dict(zip(self._names, call.load_call(self._path), strict=True))
+
+    def copies(self) -> dict[str, torch.Tensor]:
+        """The tensors in memory of their own. Those that shared a storage share one again."""
+        return copies_of(self.read()) if self._path is None else self.read()
 
     def with_tensors(self, tensors: Mapping[str, torch.Tensor]) -> Sources:
         """Others in place of those of these names."""
@@ -89,7 +93,7 @@ def refolded(
     tensors: dict[str, torch.Tensor] = {}
     for name, meta in expected.items():
         if name in found:
-            tensors[name] = _fitting(name, meta, found[name])
+            tensors[name] = _fitting(pool.origins.get(name, (name,))[0], meta, found[name])
         elif name in pool.state:
             tensors[name] = stored[name]
         elif name in known or name in stored:
@@ -147,11 +151,11 @@ def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return same_bits(a.detach().contiguous(), b.detach().contiguous())
 
 
-def _fitting(name: str, meta: TensorMeta, tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor as programs expect one of this name."""
+def _fitting(dotted: str, meta: TensorMeta, tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as programs expect it. dotted: its name in the model."""
     if tuple(tensor.shape) != meta.shape or tensor.dtype != meta.dtype:
         given = f"{list(tensor.shape)} of {tensor.dtype}"
-        reason = f"{name} is {given}, and was {list(meta.shape)} of {meta.dtype}"
+        reason = f"{dotted} is {given}, and was {list(meta.shape)} of {meta.dtype}"
         raise BadWeights(reason=reason, hint="freeze the new model")
     tensor = tensor.detach()
     if tensor.stride() == meta.stride and tensor.device == meta.device:
@@ -160,4 +164,4 @@ def _fitting(name: str, meta: TensorMeta, tensor: torch.Tensor) -> torch.Tensor:
         return with_strides(tensor.to(meta.device), strides_of(meta, {}))
     except ValueError as error:
         hint = "give one whose elements are equal there, or freeze the new model"
-        raise BadWeights(reason=f"{name} was an expanded tensor, and {error}", hint=hint) from error
+        raise BadWeights(reason=f"{dotted} was an expanded tensor, and {error}", hint=hint) from error

@@ -74,6 +74,11 @@ def is_neutral(name: str, value: Any) -> bool:
     return any(value is other or (type(value) in (int, float, str) and value == other) for other in NEUTRAL[name])
 
 
+def is_token(given: object) -> bool:
+    """Whether it can be compared with tokens. Configurations have -1 where a model has no such token."""
+    return type(given) is int and -(1 << 63) <= given < 1 << 63
+
+
 @dataclass(frozen=True, slots=True)
 class Choosing:
     """How the next token is chosen. temperature, top_k, top_p: with do_sample; 1, 0 and 1 do nothing."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 
 from dovetail.errors import BadOptionValue, NotFreezable
 from dovetail.frontends.freezing.freeze import freeze
-from dovetail.frontends.generation.choosing import NEUTRAL, Choosing, is_neutral
+from dovetail.frontends.generation.choosing import NEUTRAL, Choosing, is_neutral, is_token
 from dovetail.frontends.generation.generator import FrozenGenerator
 from dovetail.frontends.generation.habits import Habits
 from dovetail.frontends.generation.language_model import LanguageModel, attention_of
@@ -49,13 +50,17 @@ def freeze_generation(
     """
     config = _config_of(model)
     _check_numbers(config, max_length, batch)
+    for option, value, choices in (("padding", padding, (None, False, True)), ("slots", slots, (False, True))):
+        if not any(value is choice for choice in choices):
+            expected = " or ".join(map(repr, choices))
+            raise BadOptionValue(option=option, value=value, reason="it is a flag", expected=expected)
     habits = _habits(model)
     with torch.inference_mode(False), torch.no_grad():
         layers = _layers(model, config, max_length)
         spare = 0 if slots else 1  # the last token of a text is not continued; `step` of slots may be given it
         check_prepared_inputs(model, layers, max_length - spare, spare)
         whole = LanguageModel(model, layers, batch, max_length, habits)
-        if not model.training and whole.reads_length():
+        if not model.training and _tried(model, whole.reads_length):
             reason = "its logits depend on what its cache says of its length, and rows of a frozen one have one each"
             raise NotFreezable(what=type(model).__name__, reason=reason, hint="call generate of the model itself")
         calls, sizes = _calls(whole, batch, max_length, batch > 1 if padding is None else padding, slots)
@@ -115,10 +120,27 @@ def _habits(model: Any) -> Habits:
             hint = f"set model.generation_config.{name} to {NEUTRAL[name][-1]!r}, which changes what it generates"
             raise NotFreezable(what=type(model).__name__, reason=reason, hint=hint)
     ends = given.eos_token_id
-    ends = () if ends is None else tuple(ends) if isinstance(ends, list | tuple) else (int(ends),)
+    ends = ends.flatten().tolist() if isinstance(ends, torch.Tensor) else ends
+    ends = () if ends is None else tuple(ends) if isinstance(ends, list | tuple) else (ends,)
+    padding = given.pad_token_id
+    for name, token in (("pad_token_id", padding), *(("eos_token_id", end) for end in ends)):
+        if token is not None and not is_token(token):
+            reason, hint = f"its generation_config sets {name} to {token!r}, which is no token", "give it whole numbers"
+            raise NotFreezable(what=type(model).__name__, reason=reason, hint=hint)
     names = ("do_sample", "temperature", "top_k", "top_p")
     choosing = Choosing().with_options({name: getattr(given, name) for name in names})
-    return Habits(0, ends, given.pad_token_id, choosing)
+    return Habits(0, ends, padding, choosing)
+
+
+def _tried(model: Any, call: Callable[[], Any]) -> Any:
+    """What a call of the model gives. Raises: NotFreezable if its code does not run with such a cache."""
+    try:
+        return call()
+    except Exception as error:
+        said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        reason = f"it does not run with the cache of a frozen program: {said}"
+        hint = "dovetail.freeze takes it without a cache: use_cache=False"
+        raise NotFreezable(what=type(model).__name__, reason=reason, hint=hint) from error
 
 
 def _layers(model: Any, config: Any, length: int) -> list[LayerShape]:
@@ -126,7 +148,7 @@ def _layers(model: Any, config: Any, length: int) -> list[LayerShape]:
     caches = transformers_caches()
     tried = caches.DynamicCache(config=config)
     tokens = torch.zeros(1, 2, dtype=torch.int64, device=next(model.parameters()).device)
-    model(input_ids=tokens, past_key_values=tried, use_cache=True)
+    _tried(model, partial(model, input_ids=tokens, past_key_values=tried, use_cache=True))
     found: list[LayerShape] = []
     is_used = [getattr(kept, "keys", tried) is not None for kept in tried.layers]
     used = sum(is_used)  # the others are an encoder's that is not there (BART)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
@@ -12,8 +12,9 @@ from torch import Tensor
 from dovetail.errors import BadOptionValue, FrozenIsFixed
 from dovetail.frontends.freezing.call_form import mismatch
 from dovetail.frontends.freezing.module import FrozenModule
-from dovetail.frontends.generation.choosing import NEUTRAL, Choosing, is_neutral
+from dovetail.frontends.generation.choosing import NEUTRAL, Choosing, is_neutral, is_token
 from dovetail.frontends.generation.habits import Habits
+from dovetail.frontends.generation.turns import Turns
 
 if TYPE_CHECKING:
     from dovetail.frontends.freezing.pool import Pool
@@ -45,15 +46,25 @@ class FrozenGenerator(FrozenModule):
         slots: whether texts can begin and end on their own (`start`, `step`, `release`).
     """
 
-    def __init__(self, name: str, running: Running, pool: Pool, *, habits: Habits, **settings: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        running: Running,
+        pool: Pool,
+        *,
+        habits: Habits,
+        lengths: Sequence[int | None] = (),
+        **settings: Any,
+    ) -> None:
+        """lengths: of the texts that are in the slots. settings: see `FrozenModule`."""
         super().__init__(name, running, pool, **settings)
         self._habits = habits
         seen = pool.tensors["seen"]
         self.batch, self.max_length = int(seen.shape[0]), int(seen.shape[1])
         self.slots = "prefill_slot" in self._methods
         self._device = seen.device
-        self._lock = threading.Lock()
-        self._lengths: list[int | None] = [None] * self.batch  # of the texts that `start` began
+        self._turns = Turns()
+        self._lengths: list[int | None] = list(lengths) or [None] * self.batch  # of the texts that `start` began
 
     # --- a batch of texts, from the beginning to the end -------------------------------------------------------------
 
@@ -99,10 +110,13 @@ class FrozenGenerator(FrozenModule):
         wish = {"do_sample": do_sample, "temperature": temperature, "top_k": top_k, "top_p": top_p}
         choosing = self._habits.choosing.with_options(wish)
         ends = self._ends(eos_token_id)
+        if streamer is not None and not all(callable(getattr(streamer, name, None)) for name in ("put", "end")):
+            reason, expected = "it takes no tokens", "an object with the methods put and end"
+            raise BadOptionValue(option="streamer", value=streamer, reason=reason, expected=expected)
         padding = self._padding(pad_token_id, ends)
         total = self._total(input_ids, max_new_tokens, max_length)
         mask = self._mask(input_ids, attention_mask, padding, ends)
-        with self._lock, torch.no_grad():
+        with self._turns, torch.no_grad():
             self._lengths = [None] * self.batch
             return self._generate(input_ids, mask, total, choosing, ends, padding, streamer)
 
@@ -167,13 +181,11 @@ class FrozenGenerator(FrozenModule):
         """
         if not self.slots:
             raise FrozenIsFixed(what="read a prompt into one slot: it was frozen without slots=True")
-        if type(slot) is not int or not 0 <= slot < self.batch:
-            expected = f"0 to {self.batch - 1}"
-            raise BadOptionValue(option="slot", value=slot, reason="there is no such row", expected=expected)
+        self._refuse_slot(slot)
         if not isinstance(input_ids, Tensor) or input_ids.dim() != 1 or not input_ids.numel():
             raise _refusal(f"a prompt is {_told(input_ids)}", "pass the tokens of one text: i64[length]")
         self._refuse_length(int(input_ids.shape[0]), self.max_length - 1)
-        with self._lock, torch.no_grad():
+        with self._turns, torch.no_grad():
             place = torch.tensor([slot], device=self._device)
             logits: Tensor = self._run("prefill_slot", (input_ids[None], place), {})
             self._lengths[slot] = int(input_ids.shape[0])
@@ -195,7 +207,7 @@ class FrozenGenerator(FrozenModule):
             raise FrozenIsFixed(what="go on with the texts of slots: it was frozen without slots=True")
         if not isinstance(tokens, Tensor) or tokens.shape != (self.batch,):
             raise _refusal(f"tokens are {_told(tokens)}", f"pass one for each slot: i64[{self.batch}]")
-        with self._lock, torch.no_grad():
+        with self._turns, torch.no_grad():
             full = [
                 slot for slot, length in enumerate(self._lengths) if length is not None and length >= self.max_length
             ]
@@ -207,8 +219,9 @@ class FrozenGenerator(FrozenModule):
         return logits
 
     def release(self, slot: int) -> None:
-        """The text of a slot is done; `start` can give the slot to another."""
-        with self._lock:
+        """The text of a slot is done; `start` can give the slot to another. Raises: BadOptionValue."""
+        self._refuse_slot(slot)
+        with self._turns:
             self._lengths[slot] = None
 
     def choose(
@@ -226,7 +239,16 @@ class FrozenGenerator(FrozenModule):
         generator: for the draws, in place of torch's own. Raises: BadOptionValue.
         """
         wish = {"do_sample": do_sample, "temperature": temperature, "top_k": top_k, "top_p": top_p}
-        return self._habits.choosing.with_options(wish).tokens(logits, generator)
+        choosing = self._habits.choosing.with_options(wish)
+        if not isinstance(logits, Tensor) or logits.dim() != 2 or not logits.is_floating_point():
+            raise BadOptionValue(
+                option="logits", value=_told(logits), reason="tokens are chosen by them", expected="f32[texts, words]"
+            )
+        draws: object = generator
+        if draws is not None and not isinstance(draws, torch.Generator):
+            reason, expected = "it draws no numbers", "a torch.Generator"
+            raise BadOptionValue(option="generator", value=draws, reason=reason, expected=expected)
+        return choosing.tokens(logits, generator)
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -245,17 +267,22 @@ class FrozenGenerator(FrozenModule):
         if isinstance(found, Tensor):
             found = found.flatten().tolist()
         found = (found,) if type(found) is int else () if found is None else found
-        if not isinstance(found, list | tuple) or not all(type(token) is int for token in found):
+        if not isinstance(found, list | tuple) or not all(map(is_token, found)):
             expected = 'a token, several, None, or "model"'
             raise BadOptionValue(option="eos_token_id", value=wish, reason="it is no token", expected=expected)
         return torch.tensor(found, device=self._device) if found else None
 
     def _padding(self, wish: Any, ends: Tensor | None) -> int | None:
         found = self._habits.padding if isinstance(wish, str) and wish == "model" else wish
-        if found is not None and type(found) is not int:
+        if found is not None and not is_token(found):
             expected = 'a token, None, or "model"'
             raise BadOptionValue(option="pad_token_id", value=wish, reason="it is no token", expected=expected)
         return int(ends[0]) if found is None and ends is not None else found
+
+    def _refuse_slot(self, slot: object) -> None:
+        if type(slot) is not int or not 0 <= slot < self.batch:
+            expected = f"0 to {self.batch - 1}"
+            raise BadOptionValue(option="slot", value=slot, reason="there is no such row", expected=expected)
 
     def _total(self, input_ids: Any, max_new_tokens: Any, max_length: Any) -> int:
         """How long texts become at most."""
@@ -309,11 +336,11 @@ class FrozenGenerator(FrozenModule):
             if _is_mapping(state_dict)
             else state_dict
         )
-        with self._lock:
+        with self._turns:
             super().swap_weights(given)
 
     def source_state_dict(self) -> dict[str, Tensor]:
-        """The weights as they were before folding, by their names in the model. Raises: NoSources."""
+        """See `FrozenModule.source_state_dict`; names are those of the model."""
         return {
             name.removeprefix(MODEL): x for name, x in super().source_state_dict().items() if name.startswith(MODEL)
         }
@@ -325,8 +352,18 @@ class FrozenGenerator(FrozenModule):
     def _generation(self) -> dict[str, Any]:
         return self._habits.to_json()
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> FrozenModule:
+        """A copy with a cache of its own, which has the same texts; constants are shared."""
+        with nullcontext() if self._turns.is_mine() else self._turns:
+            return super().__deepcopy__(memo)
+
     def _like(self, running: Running, pool: Pool) -> FrozenGenerator:
-        return FrozenGenerator(self._name, running, pool, habits=self._habits, **self._settings())
+        settings = {
+            "habits": self._habits,
+            "lengths": self._lengths,
+            **self._settings(),
+        }  # the cache has the same texts
+        return FrozenGenerator(self._name, running, pool, **settings)
 
 
 def _is_mapping(given: object) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dovetail.frontends.freezing.file_fields import list_of, number_of
 from dovetail.frontends.freezing.method import FrozenMethod
-from dovetail.frontends.generation.choosing import Choosing
+from dovetail.frontends.generation.choosing import Choosing, is_token
 
 _MOST = 1 << 31
 _NEEDED = ("prefill", "decode")
@@ -45,8 +45,9 @@ class Habits:
 
 def habits_from_json(data: Any) -> Habits:
     """What `Habits.to_json` gave. Raises: ValueError; KeyError; BadOptionValue."""
-    ends = tuple([number_of(token, _MOST) for token in list_of(data["ends"])])
-    padding = None if data["padding"] is None else number_of(data["padding"], _MOST)
+    ends, padding = tuple(list_of(data["ends"])), data["padding"]
+    if not all(map(is_token, ends)) or not (padding is None or is_token(padding)):
+        raise ValueError("it ends or pads texts with what is no token")
     names = ("do_sample", "temperature", "top_k", "top_p")
     if set(data) != {"window", "ends", "padding", *names}:
         raise ValueError("it says something else of how it generates")
