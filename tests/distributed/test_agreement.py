@@ -100,6 +100,53 @@ def test_ranks_may_go_different_ways(two_ranks: Ranks, kind: str) -> None:
         assert found == _expected(2, kind)
 
 
+def _asks_late(rank: int, kind: str) -> tuple[list[float], list[float], int]:
+    """What a rank knows before a collective is asked for behind it, and is not the same on all ranks."""
+
+    def step(x: torch.Tensor, scale: float) -> torch.Tensor:
+        total, is_large = x.sum(0), x.sum() > 10
+        dist.all_reduce(total)
+        if is_large if kind == "data" else scale > 1:
+            total = total * 0.25
+        return total
+
+    batches = [(torch.full((2, 4), 3.0 if (call + rank) % 3 else 1.0), 0.5 + (call + rank) % 3) for call in range(9)]
+    compiled = dovetail.compile_step(step)
+    found = [value for batch in batches for value in compiled(*batch).tolist()]
+    return found, [value for batch in batches for value in step(*batch).tolist()], compiled.stats.eager_calls
+
+
+@pytest.mark.parametrize("kind", ["data", "number"])
+def test_what_was_known_before_a_collective_may_be_asked_for_behind_it(two_ranks: Ranks, kind: str) -> None:
+    for found, expected, eager_calls in two_ranks(_asks_late, kind):
+        assert found == expected
+        assert eager_calls < 4
+
+
+def _trains_without_early_updates(rank: int) -> int:
+    """Settings of an optimizer are asked for when gradients are there."""
+    torch.manual_seed(0)
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step(x: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        for weight in model.parameters():
+            assert weight.grad is not None
+            dist.all_reduce(weight.grad)
+        optimizer.step()
+
+    compiled = dovetail.compile_step(step, skip=("early_updates",))
+    for _ in range(3):
+        compiled(torch.ones(2, 2))
+    return compiled.stats.eager_calls
+
+
+def test_settings_are_checked_before_collectives_where_no_update_runs_early(two_ranks: Ranks) -> None:
+    assert two_ranks(_trains_without_early_updates) == [0, 0]
+
+
 def _dies(rank: int, how: str) -> tuple[str, str, bool]:
     torch.manual_seed(0)
     model = nn.Linear(2, 2)
