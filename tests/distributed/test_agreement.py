@@ -147,6 +147,37 @@ def test_settings_are_checked_before_collectives_where_no_update_runs_early(two_
     assert two_ranks(_trains_without_early_updates) == [0, 0]
 
 
+def _fails_behind_a_collective(rank: int) -> tuple[str, bool, float]:
+    """Both ranks have a label that is out of range, and go on without that batch."""
+    weight = torch.ones(3)
+
+    def step(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        total = x.sum()
+        dist.all_reduce(total)
+        loss = nn.functional.cross_entropy(x * total, labels)
+        weight.add_(total)
+        return loss
+
+    compiled = dovetail.compile_step(step, state=[weight])
+    text, x = "", torch.ones(2, 3)
+    for label in (0, 9, 1):
+        before = weight.clone()
+        try:
+            compiled(x, torch.tensor([0, label]))
+        except dovetail.DovetailError as error:
+            text, is_as_before = str(error), weight.equal(before)
+    return text, is_as_before, weight[0].item()
+
+
+def test_a_failure_behind_a_collective_says_that_nothing_was_updated(two_ranks: Ranks) -> None:
+    for text, is_as_before, weight in two_ranks(_fails_behind_a_collective):
+        assert "DT-STEP-003" in text
+        assert "0 of 1 tensors were updated: none." in text
+        assert "state is as it was" in text
+        assert is_as_before
+        assert weight == 25.0
+
+
 def _dies(rank: int, how: str) -> tuple[str, str, bool]:
     torch.manual_seed(0)
     model = nn.Linear(2, 2)
