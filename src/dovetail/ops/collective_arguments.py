@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
-from dovetail.torch_compat.collectives import size_on_gloo
+from dovetail.torch_compat.collectives import find_group
 
 _OF_BITS = ("BAND", "BOR", "BXOR")
 
@@ -21,12 +22,21 @@ _OF_BITS = ("BAND", "BOR", "BXOR")
 def check_arguments(what: str, operands: Sequence[Any], group: str) -> None:
     """what: the name of a collective. Raises: ValueError for what gloo would refuse."""
     rule = _RULES.get(what)
-    size = None if rule is None else size_on_gloo(group)
+    size = None if rule is None else _size_on_gloo(group)
     if rule is None or size is None:
         return
     wrong = rule(size, *operands)
     if wrong:
         raise ValueError(f"{what} in a group of {size} ranks: {wrong}")
+
+
+def _size_on_gloo(name: str) -> int | None:
+    """How many ranks a group on gloo has; None where there is none of that name, or on another backend."""
+    try:
+        group = find_group(name)
+    except LookupError:
+        return None
+    return int(group.size()) if dist.get_backend(group) == "gloo" else None
 
 
 def _reduces(size: int, tensor: torch.Tensor, op: str, root: int = 0) -> str:

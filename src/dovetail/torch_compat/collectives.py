@@ -119,15 +119,6 @@ def groups_of_process() -> list[Any]:
     return list(dist.distributed_c10d._world.pg_map) if default_group() is not None else []
 
 
-def size_on_gloo(name: str) -> int | None:
-    """How many ranks a group on gloo has; None where there is none of that name, or on another backend."""
-    try:
-        group = find_group(name)
-    except LookupError:
-        return None
-    return int(group.size()) if dist.get_backend(group) == "gloo" else None
-
-
 def rank_in(group: Any) -> int:
     """The number of this process in a group."""
     return int(group.rank())
