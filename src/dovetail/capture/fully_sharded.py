@@ -119,7 +119,7 @@ class FullySharded:
                 self._refuse(
                     "leaves modules of fully_shard gathered, set otherwise, or with gradients that are not reduced",
                     "they would stay so for later calls, and programs begin with shards",
-                    "end with backward, or module.reshard(); and set them before the step",
+                    "end with backward, or reshard() of what is gathered; and set modules before the step",
                 )
 
     def _refuse(self, what: str, why: str, hint: str) -> None:
