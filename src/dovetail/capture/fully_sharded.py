@@ -98,7 +98,7 @@ class FullySharded:
             why = "`fully_shard` looks at its modules in their first call"
             raise ModuleToPrepare(name=f"fully_shard({name})", why=why, origin=self._origins.here())
         if id(state) not in self._settings:
-            why = "its parameters are gathered, or it holds gradients that are not reduced yet"
+            why = "its parameters stay gathered between calls, or it holds gradients that are not reduced yet"
             raise ModuleToPrepare(name=f"fully_shard({name})", why=why, origin=self._origins.here())
         asked = unsupported(state)
         if asked is not None:
