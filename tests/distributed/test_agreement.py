@@ -100,6 +100,84 @@ def test_ranks_may_go_different_ways(two_ranks: Ranks, kind: str) -> None:
         assert found == _expected(2, kind)
 
 
+def _asks_late(rank: int, kind: str) -> tuple[list[float], list[float], int]:
+    """What a rank knows before a collective is asked for behind it, and is not the same on all ranks."""
+
+    def step(x: torch.Tensor, scale: float) -> torch.Tensor:
+        total, is_large = x.sum(0), x.sum() > 10
+        dist.all_reduce(total)
+        if is_large if kind == "data" else scale > 1:
+            total = total * 0.25
+        return total
+
+    batches = [(torch.full((2, 4), 3.0 if (call + rank) % 3 else 1.0), 0.5 + (call + rank) % 3) for call in range(9)]
+    compiled = dovetail.compile_step(step)
+    found = [value for batch in batches for value in compiled(*batch).tolist()]
+    return found, [value for batch in batches for value in step(*batch).tolist()], compiled.stats.eager_calls
+
+
+@pytest.mark.parametrize("kind", ["data", "number"])
+def test_what_was_known_before_a_collective_may_be_asked_for_behind_it(two_ranks: Ranks, kind: str) -> None:
+    for found, expected, eager_calls in two_ranks(_asks_late, kind):
+        assert found == expected
+        assert eager_calls < 4
+
+
+def _trains_without_early_updates(rank: int) -> int:
+    """Settings of an optimizer are asked for when gradients are there."""
+    torch.manual_seed(0)
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step(x: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        for weight in model.parameters():
+            assert weight.grad is not None
+            dist.all_reduce(weight.grad)
+        optimizer.step()
+
+    compiled = dovetail.compile_step(step, skip=("early_updates",))
+    for _ in range(3):
+        compiled(torch.ones(2, 2))
+    return compiled.stats.eager_calls
+
+
+def test_settings_are_checked_before_collectives_where_no_update_runs_early(two_ranks: Ranks) -> None:
+    assert two_ranks(_trains_without_early_updates) == [0, 0]
+
+
+def _fails_behind_a_collective(rank: int) -> tuple[str, bool, float]:
+    """Both ranks have a label that is out of range, and go on without that batch."""
+    weight = torch.ones(3)
+
+    def step(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        total = x.sum()
+        dist.all_reduce(total)
+        loss = nn.functional.cross_entropy(x * total, labels)
+        weight.add_(total)
+        return loss
+
+    compiled = dovetail.compile_step(step, state=[weight])
+    text, x = "", torch.ones(2, 3)
+    for label in (0, 9, 1):
+        before = weight.clone()
+        try:
+            compiled(x, torch.tensor([0, label]))
+        except dovetail.DovetailError as error:
+            text, is_as_before = str(error), weight.equal(before)
+    return text, is_as_before, weight[0].item()
+
+
+def test_a_failure_behind_a_collective_says_that_nothing_was_updated(two_ranks: Ranks) -> None:
+    for text, is_as_before, weight in two_ranks(_fails_behind_a_collective):
+        assert "DT-STEP-003" in text
+        assert "0 of 1 tensors were updated: none." in text
+        assert "state is as it was" in text
+        assert is_as_before
+        assert weight == 25.0
+
+
 def _dies(rank: int, how: str) -> tuple[str, str, bool]:
     torch.manual_seed(0)
     model = nn.Linear(2, 2)

@@ -14,7 +14,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import dovetail
 from benchmarks.ranks_on_paper import row_of
-from dovetail.errors import BadOptionValue
+from dovetail.errors import BadOptionValue, UnsupportedDistributed
 from tests.distributed.ranks import Ranks
 
 _PLAN = {"0": ColwiseParallel(), "2": RowwiseParallel()}
@@ -67,6 +67,18 @@ def test_the_state_is_a_share_of_all(mesh: dict[str, int]) -> None:
     steps = 4 * 8  # how often each parameter was updated
     assert (found.breakdown["parameters"], found.breakdown["optimizer state"]) == (share, 2 * share + steps)
     assert {group for _, group in found.bytes_sent} == set(mesh)
+
+
+def test_modules_may_be_sharded_over_all_ranks_without_a_mesh() -> None:
+    """`fully_shard` makes a mesh of its own then, as in a process group."""
+    with_mesh, without = (dovetail.estimate(build, mesh={"data": 2}) for build in (_build, lambda _: _build()))
+    assert without.transient_bytes == with_mesh.transient_bytes
+    assert sum(without.bytes_sent.values()) == sum(with_mesh.bytes_sent.values())
+
+
+def test_data_parallel_modules_are_refused_by_name() -> None:
+    with pytest.raises(UnsupportedDistributed, match="DistributedDataParallel"):
+        dovetail.estimate(lambda _: nn.parallel.DistributedDataParallel(nn.Linear(2, 2)), mesh={"data": 2})
 
 
 def test_what_is_no_mesh_is_told() -> None:

@@ -363,6 +363,35 @@ def test_ranks_that_keep_other_weights_gather_as_in_eager_mode(two_ranks: Ranks)
     assert reasons == [1]
 
 
+def _gives_up(rank: int, is_apart: bool) -> tuple[int, int]:
+    """A step evaluates, in calls of their own or behind its backward, and gives up what that has gathered."""
+    warnings.simplefilter("ignore")
+
+    def make() -> Trained:
+        trained = _made()
+
+        def step(x: torch.Tensor, trains: bool) -> torch.Tensor:
+            loss: Any = trained.step(x) if trains else 0
+            if trains and is_apart:
+                return loss
+            with torch.no_grad():
+                total: torch.Tensor = trained.model(x).sum()
+            assert isinstance(trained.model, FSDPModule)
+            trained.model.reshard()
+            return total + loss
+
+        return Trained(step, trained.model, trained.optimizer)
+
+    batches = [(*batch, not is_apart or number % 3 != 2) for number, batch in enumerate(_batches(rank, 7))]
+    stats = compare(make, batches, seed=rank)
+    return stats.eager_calls, stats.captures
+
+
+@pytest.mark.parametrize("is_apart", [True, False])
+def test_a_step_may_evaluate_and_give_up_what_is_gathered(two_ranks: Ranks, is_apart: bool) -> None:
+    assert two_ranks(_gives_up, is_apart) == [(_IN_EAGER_MODE, 2 if is_apart else 1)] * 2
+
+
 def _refused(rank: int) -> list[str]:
     warnings.simplefilter("ignore")
     found = []

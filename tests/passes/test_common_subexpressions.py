@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+import dovetail
 from dovetail.ir.program import Node, Phase
 from dovetail.ir.sizes import SizeExpr, symbol
 from dovetail.ops import prims
+from dovetail.ops.custom import define
 from dovetail.passes.common_subexpressions import CommonSubexpressionReport, merge_common_subexpressions
 from tests.passes.programs import Builder, body
 
@@ -167,3 +169,38 @@ def test_a_recomputed_node_does_not_merge_with_another() -> None:
     a, c = b.call("a", aten.exp.default, x), b.call("c", aten.exp.default, x, recomputed=True)
     program = b.program(b.call("d", aten.mul.Tensor, a, c))
     assert merge_common_subexpressions(program)[0] is program
+
+
+def test_memory_without_contents_stays_apart() -> None:
+    b = Builder("x")
+    (x,) = b.inputs
+    a, c = b.call("a", aten.empty_like.default, x), b.call("c", aten.empty_like.default, x)
+    d, e = b.call("d", aten.copy.default, a, x), b.call("e", aten.add.Tensor, c, x)
+    program = b.program(b.call("f", aten.mul.Tensor, d, e))
+    assert merge_common_subexpressions(program)[0] is program
+
+
+@pytest.mark.parametrize("make", [torch.empty, torch.zeros])
+def test_what_an_operator_fills_is_filled_in_place(make: Any) -> None:
+    """A collective fills tensors of its own for each of its calls; eager mode holds one at a time."""
+
+    @dovetail.compile_step
+    def step(x: torch.Tensor) -> torch.Tensor:
+        total = torch.zeros(())
+        for factor in (1.0, 2.0, 3.0):
+            whole = make(2, 64, 64)
+            FILL(whole, x * factor)
+            total = total + whole.sum()
+        return total
+
+    x = torch.randn(64, 64)
+    for _ in range(2):
+        assert step(x).item() == pytest.approx(12.0 * x.sum().item(), rel=1e-4)
+    assert step.explain().peak_bytes < 3 * 64 * 64 * 4 + 256
+
+
+def _fill(out: torch.Tensor, part: torch.Tensor) -> None:
+    out.copy_(part.expand_as(out))
+
+
+FILL = define("test_fill_", "(Tensor(a!) out, Tensor part) -> ()", _fill, lambda *_: None)

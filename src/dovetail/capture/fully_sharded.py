@@ -98,7 +98,7 @@ class FullySharded:
             why = "`fully_shard` looks at its modules in their first call"
             raise ModuleToPrepare(name=f"fully_shard({name})", why=why, origin=self._origins.here())
         if id(state) not in self._settings:
-            why = "its parameters are gathered, or it holds gradients that are not reduced yet"
+            why = "its parameters stay gathered between calls, or it holds gradients that are not reduced yet"
             raise ModuleToPrepare(name=f"fully_shard({name})", why=why, origin=self._origins.here())
         asked = unsupported(state)
         if asked is not None:
@@ -119,7 +119,7 @@ class FullySharded:
                 self._refuse(
                     "leaves modules of fully_shard gathered, set otherwise, or with gradients that are not reduced",
                     "they would stay so for later calls, and programs begin with shards",
-                    "end with backward, or module.reshard(); and set them before the step",
+                    "end with backward, or reshard() of what is gathered; and set modules before the step",
                 )
 
     def _refuse(self, what: str, why: str, hint: str) -> None:

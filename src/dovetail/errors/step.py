@@ -26,12 +26,12 @@ class UnownedState(DovetailError):
 
 
 class StepInterrupted(DovetailError):
-    """A step failed after it had started to update its state."""
+    """A step failed after it had started to update its state, or behind a collective, when other ranks had gone on."""
 
     code = "DT-STEP-003"
     summary = "the step failed after {count} of {total} tensors were updated: {names}."
     because = "{error}"
-    way_out = "load a checkpoint, as you would after an error in the middle of an eager step"
+    way_out = "{hint}"
     rows = ("origin",)
 
 

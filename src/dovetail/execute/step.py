@@ -41,6 +41,8 @@ from dovetail.ops.facts import facts_of, written_values
 from dovetail.torch_compat.modes import autocast_is_active, set_gradients
 from dovetail.torch_compat.rng import default_generator
 
+_AFTER_WRITES = "load a checkpoint, as you would after an error in the middle of an eager step"
+_BEFORE_WRITES = "correct what failed: state is as it was, but other ranks have gone on, or wait in vain"
 _NAMED = (GuardMiss, OffloadFailed, OffloadUnavailable, CollectivesDiffer, CollectiveFailed, RankFailed)
 
 
@@ -256,9 +258,13 @@ class CompiledStepProgram:
             done.update(dict.fromkeys(self._writes.get(node, ())))
         names = [self.labels[index] for index in done]
         shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-        origin = self.program.nodes[at].origin
         return StepInterrupted(
-            count=len(done), total=len(written), names=shown, error=f"{type(error).__name__}: {error}", origin=origin
+            count=len(done),
+            total=len(written),
+            names=shown or "none",
+            error=f"{type(error).__name__}: {error}",
+            hint=_AFTER_WRITES if done else _BEFORE_WRITES,
+            origin=self.program.nodes[at].origin,
         )
 
 

@@ -12,11 +12,11 @@ from typing import Any, NoReturn
 
 import torch
 
-from dovetail.errors import BadOptionValue, DovetailError
+from dovetail.errors import BadOptionValue, DovetailError, UnsupportedDistributed
 from dovetail.frontends.structure import flatten
 from dovetail.torch_compat.collectives import default_group, is_available
 from dovetail.torch_compat.fakes import new_fake_mode
-from dovetail.torch_compat.paper_ranks import names_of_groups, ranks_on_paper
+from dovetail.torch_compat.paper_ranks import data_parallel_refused, names_of_groups, ranks_on_paper
 
 
 def is_mesh(item: object) -> bool:
@@ -32,7 +32,7 @@ def estimate_on_mesh(estimate: Callable[..., Any], build: Any, mesh: Mapping[str
         raise BadOptionValue(option="mesh", value=dict(mesh), reason=reason, expected=expected)
     _check(mesh)
     with ranks_on_paper(mesh) as ranks:
-        with new_fake_mode():
+        with new_fake_mode(), data_parallel_refused(_refuse_data_parallel):
             built = build(ranks)
             if not isinstance(built, tuple) or not built or not callable(built[0]):
                 reason, expected = (
@@ -46,6 +46,14 @@ def estimate_on_mesh(estimate: Callable[..., Any], build: Any, mesh: Mapping[str
         names = names_of_groups(ranks)
     sent = {(what, names.get(group, group)): size for (what, group), size in found.bytes_sent.items()}
     return replace(found, bytes_sent=sent, _again=_no_other_batch)
+
+
+def _refuse_data_parallel() -> NoReturn:
+    raise UnsupportedDistributed(
+        what="an estimate of ranks makes a DistributedDataParallel module",
+        why="its reducer looks at the memory of parameters, which are fakes there",
+        hint="estimate the step without it and without mesh=, and add its buckets; or use fully_shard",
+    )
 
 
 def _check(mesh: Mapping[str, int]) -> None:

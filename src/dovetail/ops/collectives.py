@@ -26,6 +26,7 @@ import torch.distributed as dist
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Value, values_in
 from dovetail.ir.sizes import Number, OrOne, evaluate
+from dovetail.ops.collective_arguments import check_arguments
 from dovetail.ops.custom import define
 from dovetail.ops.messages import MESSAGES, SEND, START_RECEIVE, START_SEND, WORK, failures_named, new_token
 from dovetail.ops.prims import FunctionalForm
@@ -160,7 +161,7 @@ def _define(name: str, arguments: str, start: Callable[..., Any]) -> Any:
         return token
 
     given = f"({arguments}, str group)" if arguments else "(str group)"
-    op = define(name, f"{given} -> ()", run, lambda *_: None)
+    op = define(name, f"{given} -> ()", run, lambda *given: check_arguments(what, given[:-1], given[-1]))
     if arguments:
         _STARTED[op] = define(f"start_{name}", f"{given} -> Tensor", begin, lambda *_: new_token())
     return op

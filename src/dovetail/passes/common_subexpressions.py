@@ -4,7 +4,9 @@ Two nodes are *equal* when they apply one overload to the same operands, in the 
 of a checkpoint region that runs again. The later one goes and its users read the earlier one, unless the program could
 tell the difference: random draws and effects are never merged, nor values whose memory is returned (two outputs
 must stay two tensors, and the caller may write them), nor nodes from which the program reads a size that depends on
-data (each has a symbol of its own). A check that was made before goes.
+data (each has a symbol of its own). A check that was made before goes. What an operator writes in place otherwise
+(`zeros` that a collective fills), and memory that nothing was written to, is not merged either: of one tensor, all but
+its last writer would need a copy.
 
     a = exp(x); b = exp(x); c = mul(a, b)   ->   a = exp(x); c = mul(a, a)
 
@@ -23,9 +25,10 @@ from dataclasses import dataclass, replace
 from dovetail.ir.draft import Draft
 from dovetail.ir.made_symbols import made_symbols
 from dovetail.ir.prim import Prim
-from dovetail.ir.program import Node, Operand, Program, Stage, meta_symbols, symbols_in
+from dovetail.ir.program import Node, Operand, Program, Stage, Value, meta_symbols, symbols_in, values_in
 from dovetail.ir.sizes import SizeExpr
-from dovetail.ops.facts import may_be_merged
+from dovetail.ops.facts import leaves_contents_open, may_be_merged
+from dovetail.ops.prims import FunctionalForm
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,7 @@ def merge_common_subexpressions(program: Program) -> tuple[Program, CommonSubexp
     if program.stage is Stage.WHOLE:  # numbers are read as values there; what they are called matters for sizes only
         sizes = _names_of_sizes(program)
         makers = {node: names for node, names in makers.items() if not sizes.isdisjoint(names)}
+    written = _written(program)
     draft = Draft(program)
     first: dict[object, Node] = {}
     merged: list[tuple[str, str]] = []
@@ -55,7 +59,8 @@ def merge_common_subexpressions(program: Program) -> tuple[Program, CommonSubexp
             if first.setdefault(_number(replace(node, args=node.args[:-1])), node) is node:
                 draft.nodes.append(node)
             continue
-        if not may_be_merged(node) or original in makers or _escapes(node, escaping):
+        stays = original in makers or not written.isdisjoint(original.results()) or _escapes(node, escaping)
+        if stays or not may_be_merged(node) or leaves_contents_open(node.target):
             draft.nodes.append(node)
             continue
         earlier = first.setdefault(_number(node), node)
@@ -74,6 +79,19 @@ def _names_of_sizes(program: Program) -> set[str]:
     found = {name for node in program.nodes for name in node.symbols()}
     found.update(symbols_in(program.outputs))
     return found.union(*(meta_symbols(value.meta) for value in program.values() if value.is_tensor))
+
+
+def _written(program: Program) -> set[Value]:
+    """What operators write that have no functional twin of torch's."""
+    forms = [(node, node.target.run) for node in program.nodes if isinstance(node.target, Prim)]
+    return {
+        value
+        for node, form in forms
+        if isinstance(form, FunctionalForm)
+        for place in form.writes
+        if place < len(node.args)
+        for value in values_in(node.args[place])
+    }
 
 
 def _escapes(node: Node, escaping: frozenset[int]) -> bool:

@@ -18,7 +18,7 @@ would be higher. Cost: O(nodes + operands), and re-inplacing twice, or three tim
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dovetail.analysis.reads import can_fail
 from dovetail.analysis.update_times import times_that_need_less
@@ -84,6 +84,14 @@ def early_updates(program: Program, memory: PlanMemory | None = None) -> tuple[P
     waiting = sum(times[group] > group.ready for group in updates.groups)
     checks = sum(can_fail(node) and node not in apart.nodes[at + 1 : at + 2] for node, at in updates.hoisted.items())
     return best, EarlyUpdatesReport(len(updates.groups), waiting, lists, checks, saved)
+
+
+def with_early_checks(program: Program) -> Program:
+    """The program with each check as early as what it looks at is there; the order of everything else stands."""
+    updates = find_updates(program)
+    if not updates.hoisted:
+        return program
+    return scheduled(program, replace(updates, arithmetic=frozenset(), copies=frozenset(), groups=()))
 
 
 def scheduled(program: Program, updates: Updates, times: Mapping[UpdateGroup, int] | None = None) -> Program:

@@ -31,6 +31,7 @@ from dovetail.ops.collectives import collective_of, sequences_of
 from dovetail.ops.facts import facts_of
 from dovetail.ops.prims import REACHED
 from dovetail.partition.whole.forced import recompute_as_asked
+from dovetail.passes.early_updates import with_early_checks
 from dovetail.passes.inplace import PlanMemory
 from dovetail.pipeline.arena import code_of
 from dovetail.pipeline.compile_trace import STEP_STATE
@@ -134,6 +135,8 @@ def writing_step(programs: StepPrograms, context: Context, dump: Dump) -> tuple[
     if again:
         dump.step("policy", program)
     program = with_copies(_with_late_writes(program))
+    if any(collective_of(node) is not None for node in program.nodes):
+        program = with_early_checks(program)  # none may fail once other ranks wait for this one
     dump.step(STEP_STATE, program)
     return program, simplified
 

@@ -102,8 +102,10 @@ _OF_GROUP = (
 
 
 def _settings(state: Any) -> Any:
-    if state is None or in_use(state):
-        return None
+    return None if state is None or in_use(state) else _key_of(state)
+
+
+def _key_of(state: Any) -> Any:
     prefetches = tuple(
         tuple(map(id, names)) for names in (state._states_to_forward_prefetch, state._states_to_backward_prefetch)
     )
@@ -194,8 +196,13 @@ def settings_of(state: Any) -> Any:
 
 
 def changed_since(state: Any, settings: Any) -> bool:
-    """Whether a state is set otherwise than before, or in use."""
-    return _settings(state) is not settings
+    """Whether a state is set otherwise than before, or in use.
+
+    What remembers the order of forwards does not count where all they gathered is given up: `reshard` forgets it.
+    """
+    if _waits(state) or not all(group.is_sharded for group in groups_of(state)):
+        return True
+    return _key_of(state) is not settings
 
 
 @contextlib.contextmanager

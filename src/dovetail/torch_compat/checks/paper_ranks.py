@@ -28,7 +28,31 @@ def check_names_of_groups() -> str | None:
     return first_difference(("names", sorted(found.values()), ["data", "tensor"]))
 
 
+class _Refused(Exception):
+    pass
+
+
+def check_data_parallel_refused() -> str | None:
+    """A module that is made asks first, and no longer afterwards."""
+    if not collectives.is_available:
+        return None
+
+    def refuse() -> None:
+        raise _Refused
+
+    own = torch.nn.parallel.DistributedDataParallel.__init__
+    found = ""
+    try:
+        with paper_ranks.data_parallel_refused(refuse):
+            torch.nn.parallel.DistributedDataParallel(torch.nn.Identity())
+    except _Refused:
+        found = "refused"
+    is_own = torch.nn.parallel.DistributedDataParallel.__init__ is own
+    return first_difference(("making one", found, "refused"), ("left", is_own, True))
+
+
 CHECKS = (
+    check_data_parallel_refused,
     check_names_of_groups,
     check_ranks_on_paper,
 )
