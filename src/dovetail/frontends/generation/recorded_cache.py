@@ -108,6 +108,8 @@ def put_last(buffer: Tensor, new: Tensor) -> Tensor:
 def put_at(buffer: Tensor, new: Tensor, place: Tensor) -> Tensor:
     """Write the new row of each sequence to its place in a buffer of shape [batch, heads, length, width]."""
     batch, heads, length, width = buffer.shape
+    if batch == 1:
+        return buffer.index_copy_(2, place, new)
     firsts = torch.arange(batch * heads, device=buffer.device) * length
     rows = (firsts.view(batch, heads) + place[:, None]).flatten()
     buffer.view(batch * heads * length, width).index_copy_(0, rows, new.reshape(batch * heads, width))
