@@ -51,7 +51,7 @@ def _drawn(seed: int) -> tuple[Segment, Program]:
     for _ in range(2):
         start = generator.randrange(3)
         values.append(draft.input(drawn_elements(generator, math.prod(shape) + start, dtype)[start:].view(shape)))
-    if generator.random() < 0.3:
+    if generator.random() < 0.3 and shape[-1]:  # memory of no bytes has no address to tell it by
         values.append(draft.input(drawn_elements(generator, shape[-1], dtype).expand(shape)))
     inputs = len(values)
     for _ in range(generator.randint(6, 24)):
