@@ -346,8 +346,7 @@ def is_exact(number: float) -> bool:
 
 
 def _is_like(meta: TensorMeta, other: TensorMeta) -> bool:
-    layout = layout_of(meta)
-    return layout is not None and meta.shape == other.shape and layout == layout_of(other)
+    return meta.shape == other.shape and _has_elements_of(meta, other)
 
 
 def _has_elements_of(meta: TensorMeta, like: TensorMeta) -> bool:

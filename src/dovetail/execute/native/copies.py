@@ -189,16 +189,27 @@ def _part(source: _Placed, dim: int, width: int, place: int, pitch: int) -> Part
         if size != 1 and stride != reach:
             return None
         reach *= size
-    source_pitch, rows = width, 1
-    for size, stride in zip(reversed(source.shape[:dim]), reversed(source.stride[:dim]), strict=True):
+    found = blocks_of(source.shape[:dim], source.stride[:dim], width)
+    if found is None or reach != width or not found[0] * width:
+        return None
+    rows, source_pitch = found
+    return Part(source.value, rows, width, place, pitch, source_pitch)
+
+
+def blocks_of(shape: Shape, strides: Shape, alone: int) -> tuple[int, int] | None:
+    """How many blocks some dimensions make, and how far one lies behind the other; None where that is not always as
+    far. alone: how far, where there is but one.
+    """
+    count, pitch = 1, alone
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
         if size == 1:
             continue
-        if rows == 1:
-            source_pitch = stride
-        elif stride != source_pitch * rows:
+        if count == 1:
+            pitch = stride
+        elif stride != pitch * count:
             return None
-        rows *= size
-    return Part(source.value, rows, width, place, pitch, source_pitch) if reach == width and rows * width else None
+        count *= size
+    return count, pitch
 
 
 def _dim(arguments: Mapping[str, Operand], dims: int) -> int | None:

@@ -16,6 +16,7 @@ import torch
 
 from dovetail.execute.native.bounds import Bounds, check_row
 from dovetail.execute.native.claim_base import PlacedBase
+from dovetail.execute.native.copies import blocks_of
 from dovetail.execute.native.driver import THREADED
 from dovetail.execute.native.kernel_forms import Layout, is_in_order, known_layout
 from dovetail.execute.native.llvm_function import Function
@@ -78,30 +79,22 @@ def index_copy_claim(node: Node) -> IndexCopyClaim | None:
     is_plain = metas[1].dtype is torch.int64 and is_in_order(known[1]) and metas[0].dtype is metas[2].dtype
     if not (fits and is_plain):
         return None
-    blocks = [_blocks(layout, dim) for layout in (known[0], known[2])]
-    if blocks[0] is None or blocks[1] is None:
+    steps = [_steps(layout, dim) for layout in (known[0], known[2])]
+    if steps[0] is None or steps[1] is None:
         return None
-    elements = (prod(shape[dim + 1 :]), *blocks[0], *blocks[1])
+    elements = (prod(shape[dim + 1 :]), *steps[0], *steps[1])
     numbers = (prod(read[:dim]), read[dim], *(each * metas[0].dtype.itemsize for each in elements))
     return IndexCopyClaim(node, (index, source), into, node.results()[0], numbers, shape[dim])
 
 
-def _blocks(layout: Layout, dim: int) -> tuple[int, int] | None:
+def _steps(layout: Layout, dim: int) -> tuple[int, int] | None:
     """Elements from one block to the next, and from one place to the next; None where a part does not lie in one piece,
     or blocks do not follow each other evenly.
     """
     shape, stride = layout
-    width, pitch, count = 1, 0, 1
-    for size, step in zip(reversed(shape[dim + 1 :]), reversed(stride[dim + 1 :]), strict=True):
-        if size != 1 and step != width:
-            return None
-        width *= size
-    for size, step in zip(reversed(shape[:dim]), reversed(stride[:dim]), strict=True):
-        if size != 1 and count > 1 and step != pitch * count:
-            return None
-        pitch = step if count == 1 and size != 1 else pitch
-        count *= size
-    return pitch, stride[dim]
+    found = blocks_of(shape[:dim], stride[:dim], 0)
+    is_one_piece = is_in_order((shape[dim + 1 :], stride[dim + 1 :]))
+    return (found[1], stride[dim]) if found is not None and is_one_piece else None
 
 
 def index_copy_row(claims: Sequence[IndexCopyClaim], _: Storages, addresses: Addresses) -> ReadyRow | None:
