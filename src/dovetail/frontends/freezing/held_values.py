@@ -22,16 +22,16 @@ def held_in(item: Any) -> tuple[Any, ...]:
     Plain values count by value, tensors by identity and by how often they were written, other objects by identity.
     """
     found: list[Any] = []
-    met: dict[int, Any] = {}
+    met: dict[int, tuple[int, Any]] = {}
     waiting = [item]
     while waiting:
         one = waiting.pop()
         if is_plain(one):
             found.append(value_key(one))
         elif id(one) in met:
-            found.append(list(met).index(id(one)))
+            found.append(met[id(one)][0])
         else:
-            met[id(one)] = one
+            met[id(one)] = len(met), one
             parts = _parts(one)
             if one is not item or parts:
                 found.append(_noted(one, is_itself=one is item))
