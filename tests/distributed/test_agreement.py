@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,6 +18,20 @@ from dovetail.execute.agreement import Agreement
 from tests.distributed.ranks import Failed, Ranks, of_ranks
 
 
+def _summing(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[torch.Tensor], None]:
+    """A step whose gradients are sums over ranks."""
+
+    def step(x: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        for weight in model.parameters():
+            assert weight.grad is not None
+            dist.all_reduce(weight.grad)
+        optimizer.step()
+
+    return step
+
+
 def _other_shapes(rank: int) -> tuple[str, bool]:
     torch.manual_seed(0)
     model = nn.Linear(2, 2 + rank)
@@ -26,15 +41,7 @@ def _other_shapes(rank: int) -> tuple[str, bool]:
     optimizer.step()
     before = [weight.detach().clone() for weight in model.parameters()]
 
-    @dovetail.compile_step
-    def step(x: torch.Tensor) -> None:
-        optimizer.zero_grad()
-        model(x).sum().backward()
-        for weight in model.parameters():
-            assert weight.grad is not None
-            dist.all_reduce(weight.grad)
-        optimizer.step()
-
+    step = dovetail.compile_step(_summing(model, optimizer))
     steps = [float(optimizer.state[weight]["step"]) for weight in model.parameters()]
     try:
         step(torch.ones(3, 2))
@@ -129,15 +136,7 @@ def _trains_without_early_updates(rank: int) -> int:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(model.parameters())
 
-    def step(x: torch.Tensor) -> None:
-        optimizer.zero_grad()
-        model(x).sum().backward()
-        for weight in model.parameters():
-            assert weight.grad is not None
-            dist.all_reduce(weight.grad)
-        optimizer.step()
-
-    compiled = dovetail.compile_step(step, skip=("early_updates",))
+    compiled = dovetail.compile_step(_summing(model, optimizer), skip=("early_updates",))
     for _ in range(3):
         compiled(torch.ones(2, 2))
     return compiled.stats.eager_calls
