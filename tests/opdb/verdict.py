@@ -10,7 +10,6 @@ in the two eager calls, memory is filled with other bytes when it is allocated.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -27,12 +26,12 @@ from torch.utils import _pytree as pytree
 
 import dovetail
 from dovetail.errors import DovetailError
+from tests.fresh_memory import filled_with
 from tests.harness.agreement import Observation, first_difference
 from tests.opdb.calls import Entry, Sample
 from tests.opdb.observation import BACKWARD_RAISES, Raised, observe
 
 PASS, FAIL, ROUNDING, REFUSED, SKIPPED, CRASH = STATUSES = ("pass", "fail", "rounding", "refused", "skipped", "crash")
-_M_PERTURB = -6  # from malloc.h
 _WORST_FIRST = (FAIL, REFUSED, ROUNDING, PASS)
 _TOLERANCES = {torch.bfloat16: 2e-2, torch.float16: 2e-3, torch.float32: 1e-4, torch.complex64: 1e-4}
 
@@ -112,9 +111,9 @@ def references(entry: Entry, count: int) -> list[Reference]:
 
 
 def _reference(sample: Sample) -> Reference:
-    with _fresh_memory_filled_with(0x5A):
+    with filled_with(0x5A):
         first = _observe_eager(sample)
-    with _fresh_memory_filled_with(0x3C):
+    with filled_with(0x3C):
         second = _observe_eager(sample)
     varies = [label for label, value in first.items() if first_difference({label: value}, {label: second.get(label)})]
     return Reference(sample, first, frozenset(varies))
@@ -123,17 +122,6 @@ def _reference(sample: Sample) -> Reference:
 def _observe_eager(sample: Sample) -> Observation:
     call = sample.fresh()
     return observe(call, call.target)
-
-
-@contextlib.contextmanager
-def _fresh_memory_filled_with(byte: int) -> Iterator[None]:
-    """While active, memory is filled when it is allocated or freed, where the C library (glibc) can do that."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda *_: None)
-    mallopt(_M_PERTURB, byte)
-    try:
-        yield
-    finally:
-        mallopt(_M_PERTURB, 0)
 
 
 def judge(found: list[Reference], compile_function: CompileFunction) -> Verdict:

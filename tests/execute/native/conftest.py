@@ -11,12 +11,19 @@ import torch
 
 from dovetail.execute.native import clusters
 from dovetail.ir.program import Node
+from tests.fresh_memory import HUGE, filled_with
 
 
 @pytest.fixture(autouse=True)
 def _every_cluster_pays(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if "real_costs" not in request.fixturenames:
         monkeypatch.setattr(clusters, "cost_of_call", lambda *_, **__: 0.0)
+
+
+@pytest.fixture(autouse=True)
+def _fresh_memory_holds_huge_numbers() -> Iterator[None]:
+    with filled_with(HUGE):
+        yield
 
 
 @pytest.fixture

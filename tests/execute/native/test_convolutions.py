@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ from torch import Tensor, nn
 
 import dovetail
 from dovetail.execute.native import convolutions
-from dovetail.execute.native.convolutions import convolution_call, planned
-from dovetail.execute.native.panels import multiplies_panels
+from dovetail.execute.native.convolutions import convolution_call, convolution_function, planned
+from dovetail.execute.native.machine import driver
+from dovetail.execute.native.panels import multiplies_panels, usual_tile
+from dovetail.execute.native.rows import table_row
 from dovetail.execute.native.tile_text import NARROW, WIDE, Tile
 from dovetail.ops.packed import ACTIVATIONS, applied
 from dovetail.ops.panel_convolutions import PACK_TAPS, PanelConv, plain_kernel
@@ -158,6 +161,25 @@ def test_other_padding_behind_than_before(tile: Tile, padding: list[int]) -> Non
         for given in (x, x.to(memory_format=torch.channels_last)):
             found = call(given, taps, bias, weight.shape, padding, stride, groups)  # type: ignore[arg-type]
             torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("padding", [*product((0, 1), (0, 2), (0, 1), (0, 3))])
+def test_copies_of_planes_have_zeros_around(padding: tuple[int, int, int, int]) -> None:
+    before, behind, above, below = padding
+    x = torch.randn(2, 3, 5, 4)
+    high, wide = 5 + above + below, 4 + before + behind
+    padded, sizes = torch.full((2, high, wide, 3), torch.nan), (2, 5, 4, 3, above, before, high, wide)
+    function, more = convolution_function("planes", usual_tile()), struct.pack("8q", *sizes)
+    assert driver()(table_row(function, 1, [padded.data_ptr(), x.data_ptr()], (), more), 1, 1, 0) == 0
+    assert torch.equal(padded, nn.functional.pad(x, padding).permute(0, 2, 3, 1))
+
+
+def test_images_of_planes_with_padding_behind_only() -> None:
+    """As TensorFlow pads before strides of 2. What lies around is zeros, whatever was in the memory."""
+    model = nn.Sequential(nn.ZeroPad2d((0, 1, 0, 1)), nn.Conv2d(3, 12, 3, 2), nn.Conv2d(12, 12, 3, groups=12)).eval()
+    x = torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(dovetail.freeze(model, (x,), passes="fast")(x), model(x))
 
 
 def test_addends_that_lie_in_another_way() -> None:

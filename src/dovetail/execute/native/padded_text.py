@@ -89,7 +89,7 @@ def planes_text() -> str:
 
     line = times(wide, channels)
     size = times(times(times(images, high), line), "4")
-    with out.when(out.set(f"icmp sgt i64 {plus(above, before)}, 0")):
+    with out.when(out.set(f"icmp ne i64 {times(high, wide)}, {times(height, width)}")):
         out.line(f"call void @llvm.memset.p0.i64(ptr {padded}, i8 0, i64 {size}, i1 false)")
     with out.loop("0", images) as n, out.loop("0", height) as y:
         row = times(plus(plus(times(n, high), above), y), line)
