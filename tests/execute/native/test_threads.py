@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import struct
 import threading
+import time
+from collections import defaultdict
 from typing import Any
 
 import pytest
@@ -12,6 +14,8 @@ import torch
 
 import dovetail
 from dovetail.execute.native import claims, clusters, machine, probes
+from dovetail.execute.native.driver import APART, LOOSE, THREADED
+from dovetail.torch_compat.native_symbols import library_function
 from tests.execute.native.programs import Drafted, aten, calls_counted, compiled, outcome
 
 pytest.importorskip("llvmlite")
@@ -170,3 +174,76 @@ def test_each_item_is_done_once(has_pool: bool, items: int) -> None:
     numbers = sorted(n for start, end in parts for n in range(start, end))
     assert numbers == list(range(items))
     assert len(parts) == (min(4, -(-items // 32_768)) if has_pool and items else 1)
+
+
+_ROW = ctypes.CFUNCTYPE(None, ctypes.POINTER(ctypes.c_int64), ctypes.c_int64, ctypes.c_int64)
+
+
+def _row(function: Any, items: int, marks: int = 0) -> bytes:
+    return struct.pack("4q", ctypes.cast(function, ctypes.c_void_p).value or 0, marks, 1, items)
+
+
+def test_rows_run_in_order_and_each_item_once() -> None:
+    """A region is over many rows, and ends before those that are apart. Loose rows are cut into smaller parts."""
+    seen: list[tuple[int, int, int, bool]] = []
+
+    def made(number: int) -> Any:
+        return _ROW(lambda _, start, end: seen.append((number, start, end, _is_in_region())))
+
+    sizes = [5, 131_072, 40_000, 7, 32_768, 200_001, 3, 90_000, 1]
+    marks = [0, 0, LOOSE, 0, 0, LOOSE, APART, 0, 0]
+    functions = [made(number) for number in range(len(sizes))]
+    table = b"".join(map(_row, functions, sizes, marks))
+    for threads in (1, 2, 4):
+        seen.clear()
+        assert machine.driver()(table, len(sizes), threads, 0) == 0
+        assert [number for number, *_ in seen] == sorted(number for number, *_ in seen)
+        for number, size in enumerate(sizes):
+            parts = sorted(seen_part[1:3] for seen_part in seen if seen_part[0] == number)
+            assert [item for start, end in parts for item in (start, end)] == _bounds(len(parts), size)
+            most = threads * (4 if marks[number] == LOOSE and threads > 1 else 1)
+            assert len(parts) == (1 if marks[number] == APART else min(most, -(-size // THREADED)))
+        assert not any(is_inside for number, _, _, is_inside in seen if marks[number] == APART)
+
+
+def _bounds(parts: int, size: int) -> list[int]:
+    share = -(-size // parts)
+    return [bound for at in range(parts) for bound in (at * share, min((at + 1) * share, size))]
+
+
+def _is_in_region() -> bool:
+    inside: Any = library_function("omp_in_parallel")
+    return bool(ctypes.CFUNCTYPE(ctypes.c_int)(inside)())
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_row_that_fails_ends_the_table(threads: int) -> None:
+    seen: list[int] = []
+
+    def fail(slots: Any, start: int, end: int) -> None:
+        slots[0] = -1
+
+    def made(number: int) -> Any:
+        return _ROW(lambda _, start, end: seen.append(number))
+
+    functions = [made(0), _ROW(fail), made(2)]
+    for size, early, answer in ((100_000, 0, 2), (3, 0, 2), (3, 2, 1)):
+        seen.clear()
+        table = ctypes.create_string_buffer(b"".join(map(_row, functions, (100_000, size, 100_000))))
+        assert machine.driver()(table, 3, threads, early) == answer  # type: ignore[arg-type]
+        assert set(seen) == {0}
+
+
+def test_a_thread_without_a_processor_holds_nobody_up() -> None:
+    """Whoever comes first takes the next part; the second one of two threads comes late here."""
+    first, parts = threading.get_ident(), defaultdict[int, int](int)
+
+    def run(_: Any, start: int, end: int) -> None:
+        parts[threading.get_ident()] += 1
+        if threading.get_ident() != first:
+            time.sleep(0.2)
+
+    function = _ROW(run)
+    assert machine.driver()(_row(function, 2 * 4 * THREADED, LOOSE) * 3, 3, 2, 0) == 0
+    assert sum(parts.values()) == 3 * 8
+    assert parts[first] >= 3 * 8 - 6

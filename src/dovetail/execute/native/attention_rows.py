@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from dovetail.execute.native.attention_text import attention_function, usual_scale
 from dovetail.execute.native.claim_base import OwnKernelBase
+from dovetail.execute.native.driver import LOOSE
 from dovetail.execute.native.few_queries_text import few_queries_function
 from dovetail.execute.native.panel_rows import known_sizes
 from dovetail.execute.native.panels import items_of, multiplies_panels, usual_tile
@@ -68,7 +69,7 @@ def attention_row(claims: Sequence[AttentionClaim], _: Storages, addresses: Addr
     pointers = tuple(addresses.get(value, Address(value)) for value in values)
     items, tile = 2 * items_of(batch * heads * queries, keys, size), usual_tile()
     function = few_queries_function(tile, size) if queries <= FEW_QUERIES else attention_function(tile)
-    return ReadyRow(function, items, pointers, more=more)
+    return ReadyRow(function, items, pointers, more=more, marks=LOOSE)
 
 
 def _steps(meta: TensorMeta) -> list[int]:

@@ -18,6 +18,7 @@ import torch
 from dovetail.execute.native.block_shapes import AVX2, BLOCK, FEWEST, Form, items_of_share, shares_of
 from dovetail.execute.native.blocked_text import blocked_text
 from dovetail.execute.native.claim_base import PlacedBase
+from dovetail.execute.native.driver import LOOSE
 from dovetail.execute.native.machine import driver, function_of, has_vectors, processor
 from dovetail.execute.native.probes import Refused
 from dovetail.execute.native.products import Matrix, claimed_product
@@ -111,7 +112,7 @@ def blocked_row(claims: Sequence[BlockedClaim], _: Storages, addresses: Addresse
     pointers = [addresses.get(value, Address(value)) for value in values]
     pointers += [pointers[0]] * (claim.apart is None)
     more = _slots(form, claim.sizes, claim.pitches, claim.apart)
-    return ReadyRow(_function(form), _items(form, claim.sizes), tuple(pointers), more=more)
+    return ReadyRow(_function(form), _items(form, claim.sizes), tuple(pointers), more=more, marks=LOOSE)
 
 
 @cache

@@ -16,6 +16,7 @@ import torch
 from dovetail.execute.native.call_memory import around
 from dovetail.execute.native.claim_base import OwnKernelBase
 from dovetail.execute.native.convolutions import Plan, convolution_function, planned
+from dovetail.execute.native.driver import LOOSE
 from dovetail.execute.native.panel_rows import is_in_order, known_sizes
 from dovetail.execute.native.panels import Finish, finish_of, multiplies_panels, usual_tile
 from dovetail.execute.native.rows import Address, Addresses, ReadyRow, Storages
@@ -125,4 +126,4 @@ def convolution_row(claims: Sequence[ConvolutionClaim], _: Storages, addresses: 
     more = struct.pack(f"{len(plan.sizes) + len(flags)}q2fq", *plan.sizes, *flags, *claim.finish)
     pointers = (out, x, *weights) if plan.kind == "pixels" else (out, x, *weights, room)
     function = convolution_function(plan.kind, tile)
-    return ReadyRow(function, plan.items, pointers, more=more, before=tuple(before), after=tuple(after))
+    return ReadyRow(function, plan.items, pointers, more=more, before=tuple(before), after=tuple(after), marks=LOOSE)

@@ -15,7 +15,7 @@ import torch
 
 from dovetail.execute.native.depthwise_text import depthwise_text
 from dovetail.execute.native.direct_text import MOST_PIXELS, direct_text
-from dovetail.execute.native.driver import THREADED
+from dovetail.execute.native.driver import LOOSE, THREADED
 from dovetail.execute.native.machine import driver, function_of
 from dovetail.execute.native.padded_text import MOST_ROOMS, pad_text, planes_text
 from dovetail.execute.native.panel_text import panel_function
@@ -206,12 +206,12 @@ def convolution_call(run: PanelConv, tile: Tile | None = None) -> Callable[..., 
         function = functions[plan.kind]
         if plan.kind == "pixels":
             table = PRODUCT.pack(
-                function, 4, PRODUCT_SLOTS, plan.items, *pointers, *plan.sizes, bias is not None, *finishes
+                function, 4 | LOOSE, PRODUCT_SLOTS, plan.items, *pointers, *plan.sizes, bias is not None, *finishes
             )
         else:
             more = addend.data_ptr() if is_added and addend is not None else out
             slots = (*pointers, more, room, *plan.sizes, bias is not None, is_added, *finishes)
-            table += _CONVOLVE.pack(function, 6, _SLOTS, plan.items, *slots)
+            table += _CONVOLVE.pack(function, 6 | LOOSE, _SLOTS, plan.items, *slots)
         threads = torch.get_num_threads() if plan.items >= THREADED else 1
         if drive(table, 2 if plan.pads else 1, threads, 0):
             return run(x, taps, bias, size, padding, stride, groups, addend)

@@ -252,7 +252,7 @@ def _is_short(cluster: Cluster) -> bool:
 
 def _slots_of(row: ReadyRow, names: Names, shared: Mapping[str, str]) -> Iterator[bytes | Address | tuple[str, str]]:
     """What is in a row: bytes that are the same in each call, addresses, or a kind of `struct` and a text."""
-    yield struct.pack("3q", row.function, len(row.pointers), row.slots)
+    yield struct.pack("3q", row.function, len(row.pointers) | row.marks, row.slots)
     yield struct.pack("q", row.items) if isinstance(row.items, int) else ("q", f"{row.items.name}.numel()")
     for address in row.pointers:
         yield _LATER if address is None else address

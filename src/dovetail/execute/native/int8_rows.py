@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from dovetail.execute.native.claim_base import OwnKernelBase
-from dovetail.execute.native.driver import THREADED
+from dovetail.execute.native.driver import LOOSE, THREADED
 from dovetail.execute.native.int8_text import int8_function
 from dovetail.execute.native.machine import driver, has_dot_products, unavailable
 from dovetail.execute.native.panels import CLAMPS, Finish, finish_of, items_of, multiplies_panels, usual_tile
@@ -136,7 +136,7 @@ def int8_call(target: Prim, tile: Tile | None = None) -> Callable[..., Any]:
         made = x.new_empty(form.shape, dtype=result_dtype)
         pointers = [made.data_ptr(), *(each.data_ptr() for each in given)]
         pointers += [pointers[0]] if is_product and len(given) < len(dtypes) else []
-        table = table_row(form.function, form.items, pointers, (), form.more)
+        table = table_row(form.function, form.items, pointers, (), form.more, LOOSE)
         if drive(table, 1, torch.get_num_threads() if form.items >= THREADED else 1, 0):
             return target(x, *others)
         return applied(rest, made)
@@ -192,4 +192,4 @@ def int8_row(claims: Sequence[Int8Claim], _: Storages, addresses: Addresses) -> 
     values = [claim.result, *(value for value in claim.operands if isinstance(value, Value))]
     values += [claim.result] * (claim.pointers - len(values))  # a pointer that is not read
     pointers = tuple(addresses.get(value, Address(value)) for value in values)
-    return ReadyRow(claim.form.function, claim.form.items, pointers, more=claim.form.more)
+    return ReadyRow(claim.form.function, claim.form.items, pointers, more=claim.form.more, marks=LOOSE)

@@ -20,6 +20,7 @@ import torch
 
 from dovetail.execute.native.bounds import check_row
 from dovetail.execute.native.claim_base import PlacedBase
+from dovetail.execute.native.driver import APART
 from dovetail.execute.native.kernel_forms import DTYPES, FORMS, Arguments, Form, Layout, is_in_order, known_layout
 from dovetail.execute.native.kernel_text import kernel_function
 from dovetail.execute.native.machine import driver
@@ -212,7 +213,7 @@ def kernel_row(claims: Sequence[KernelClaim], _: Storages, addresses: Addresses)
     if question.form.bounds is not None:
         (value,) = claim.checked
         checks = (check_row(question.form.bounds, addresses.get(value, Address(value)), _count(value)),)
-    return ReadyRow(function, 1, pointers, more=question.more, checks=checks, may_fail=True)
+    return ReadyRow(function, 1, pointers, more=question.more, checks=checks, may_fail=True, marks=APART)
 
 
 def _tried(question: KernelQuestion, case: int) -> bool:

@@ -10,7 +10,7 @@ Variables lie in memory of the function's own; LLVM puts them in registers. Each
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 NOT_UNROLLED = ", !llvm.loop !0"
@@ -92,6 +92,21 @@ class Function:
         yield at
         self.line(f"store i64 {self.set(f'add i64 {at}, {step}')}, ptr {counter}, align 8")
         self.line(f"br label %next{number}{mark}")
+        self._lines.append(f"after{number}:")
+
+    @contextmanager
+    def until(self) -> Iterator[Callable[[str], None]]:
+        """Lines again and again, until what is yielded has been called with a truth value that holds."""
+        number = self._number()
+        self._label(f"again{number}")
+
+        def stop(condition: str) -> None:
+            more = self._number()
+            self.line(f"br i1 {condition}, label %after{number}, label %more{more}")
+            self._lines.append(f"more{more}:")
+
+        yield stop
+        self.line(f"br label %again{number}")
         self._lines.append(f"after{number}:")
 
     @contextmanager

@@ -16,6 +16,7 @@ from math import prod
 from dovetail.execute.native.channel_vectors import ChannelVectors, row_function, share
 from dovetail.execute.native.claim_base import ImageClaim
 from dovetail.execute.native.convolution_rows import is_image
+from dovetail.execute.native.driver import LOOSE
 from dovetail.execute.native.llvm_function import Function
 from dovetail.execute.native.panel_rows import known_sizes
 from dovetail.execute.native.panels import multiplies_panels
@@ -58,7 +59,7 @@ def max_pool_row(claims: Sequence[MaxPoolClaim], _: Storages, addresses: Address
     pointers = tuple(addresses.get(value, Address(value)) for value in values)
     items = prod((*claim.sizes[:4], *claim.sizes[6:8]))
     more = struct.pack(f"{len(claim.sizes)}q", *claim.sizes)
-    return ReadyRow(row_function(_NAME, max_pool_text), items, pointers, more=more)
+    return ReadyRow(row_function(_NAME, max_pool_text), items, pointers, more=more, marks=LOOSE)
 
 
 def max_pool_text(lanes: int) -> str:

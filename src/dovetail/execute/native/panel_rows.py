@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from dovetail.execute.native.claim_base import OwnKernelBase
+from dovetail.execute.native.driver import LOOSE
 from dovetail.execute.native.panel_text import panel_function
 from dovetail.execute.native.panels import Finish, finish_of, items_of, multiplies_panels, usual_tile
 from dovetail.execute.native.rows import Address, Addresses, ReadyRow, Storages
@@ -80,4 +81,4 @@ def panel_row(claims: Sequence[PanelClaim], _: Storages, addresses: Addresses) -
     values += [] if has_bias else [claim.result]  # a pointer that is not read
     pointers = tuple(addresses.get(value, Address(value)) for value in values)
     more = _MORE.pack(*claim.sizes, has_bias, *claim.finish)
-    return ReadyRow(panel_function(usual_tile()), items_of(rows, inputs, outputs), pointers, more=more)
+    return ReadyRow(panel_function(usual_tile()), items_of(rows, inputs, outputs), pointers, more=more, marks=LOOSE)

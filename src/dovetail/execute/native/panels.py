@@ -12,7 +12,7 @@ from functools import cache
 
 import torch
 
-from dovetail.execute.native.driver import THREADED
+from dovetail.execute.native.driver import LOOSE, THREADED
 from dovetail.execute.native.machine import driver, has_vectors, unavailable
 from dovetail.execute.native.panel_text import panel_function
 from dovetail.execute.native.tile_text import NARROW, WIDE, Tile
@@ -83,7 +83,7 @@ def panel_call(run: PanelLinear, tile: Tile | None = None) -> Product:
             out, given = made.data_ptr(), x.data_ptr()
             pointers = (out, given, panels.data_ptr(), out if bias is None else bias.data_ptr())
             sizes = (rows, inputs, outputs, count, bias is not None)
-            table = pack(function, 4, PRODUCT_SLOTS, items, *pointers, *sizes, least, most, code)
+            table = pack(function, 4 | LOOSE, PRODUCT_SLOTS, items, *pointers, *sizes, least, most, code)
             if drive(table, 1, torch.get_num_threads() if items >= THREADED else 1, 0):
                 return run(x, panels, outputs, bias)
         return made if rest == "none" else applied(rest, made)

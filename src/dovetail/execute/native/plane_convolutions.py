@@ -17,7 +17,7 @@ import torch
 
 from dovetail.execute.native.call_memory import around
 from dovetail.execute.native.claim_base import PlacedBase
-from dovetail.execute.native.driver import THREADED
+from dovetail.execute.native.driver import LOOSE, THREADED
 from dovetail.execute.native.machine import driver, function_of, has_vectors
 from dovetail.execute.native.padded_text import MOST_ROOMS
 from dovetail.execute.native.panel_rows import is_in_order, known_sizes
@@ -201,7 +201,8 @@ def _function(part: str, geometry: Geometry) -> int:
 
 def _row(part: str, question: PlaneQuestion, pointers: Sequence[Address]) -> ReadyRow:
     """A row. pointers: the last one is to its rooms."""
-    return ReadyRow(_function(part, question.geometry), _items(question), tuple(pointers), more=_more(part, question))
+    function, more = _function(part, question.geometry), _more(part, question)
+    return ReadyRow(function, _items(question), tuple(pointers), more=more, marks=LOOSE)
 
 
 def _more(part: str, question: PlaneQuestion) -> bytes:
@@ -235,7 +236,7 @@ def plane_row(claims: Sequence[PlaneClaim], _: Storages, addresses: Addresses) -
             pointers = [of(claim.result), *map(of, claim.operands)]
         rows.append(_row(part, question, [*pointers, Address(room)]))
     *before, last = rows
-    return ReadyRow(last.function, last.items, last.pointers, more=last.more, before=(take, *before), after=(let_go,))
+    return replace(last, before=(take, *before), after=(let_go,))
 
 
 # --- trials -----------------------------------------------------------------------------------------------------------

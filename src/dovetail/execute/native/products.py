@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from dovetail.execute.native.claim_base import ELEMENTS, ClaimBase
+from dovetail.execute.native.driver import APART
 from dovetail.execute.native.machine import driver
 from dovetail.execute.native.probes import Refused
 from dovetail.execute.native.product_text import product_function
@@ -183,7 +184,7 @@ def product_row(claims: Sequence[ProductClaim], _: Storages, addresses: Addresse
         return None
     values = [claim.written, *(value for value in claim.operands if isinstance(value, Value))]
     pointers = tuple(addresses.get(values[at], Address(values[at])) for at in order)
-    return ReadyRow(function, 1, pointers, more=more, condition=products_are_exact)
+    return ReadyRow(function, 1, pointers, more=more, condition=products_are_exact, marks=APART)
 
 
 def _parts(question: ProductQuestion) -> tuple[int | None, tuple[int, ...], bytes]:

@@ -141,7 +141,7 @@ class ReadyRow:
     these may run. may_fail: whether the function may set the number of items to -1. defines: what stands for the
     address that the row writes into others. registers: numbers that it computes, and their slots. ends: what stands for
     the memory that it lets go. before, after: rows that run just before it and behind it; what those before take, those
-    behind it let go. A pointer, or a number, is None where another row writes it.
+    behind it let go. marks: see `driver`. A pointer, or a number, is None where another row writes it.
     """
 
     function: int
@@ -158,6 +158,7 @@ class ReadyRow:
     ends: Value | None = None
     before: tuple[ReadyRow, ...] = ()
     after: tuple[ReadyRow, ...] = ()
+    marks: int = 0
 
     @property
     def is_strict(self) -> bool:
@@ -170,11 +171,18 @@ class ReadyRow:
         return 1 + len(self.pointers) + len(self.numbers) + len(self.counts) + len(self.more) // 8
 
 
-def table_row(function: int, items: int, pointers: Sequence[int], numbers: Sequence[float], more: bytes = b"") -> bytes:
-    """A row of a table, of known addresses."""
+def table_row(
+    function: int,
+    items: int,
+    pointers: Sequence[int],
+    numbers: Sequence[float],
+    more: bytes = b"",
+    marks: int = 0,
+) -> bytes:
+    """A row of a table, of known addresses. marks: see `driver`."""
     slots = 1 + len(pointers) + len(numbers) + len(more) // 8
     form = f"{4 + len(pointers)}q{len(numbers)}d"
-    return struct.pack(form, function, len(pointers), slots, items, *pointers, *numbers) + more
+    return struct.pack(form, function, len(pointers) | marks, slots, items, *pointers, *numbers) + more
 
 
 @lru_cache(maxsize=4096)
