@@ -14,7 +14,7 @@ import torch
 
 import dovetail
 from dovetail.execute.native import claims, clusters, machine, probes
-from dovetail.execute.native.driver import APART, LOOSE, THREADED
+from dovetail.execute.native.driver import APART, LOOSE, SERIAL, THREADED
 from dovetail.torch_compat.native_symbols import library_function
 from tests.execute.native.programs import Drafted, aten, calls_counted, compiled, outcome
 
@@ -188,7 +188,7 @@ def test_rows_run_in_order_and_each_item_once() -> None:
     seen: list[tuple[int, int, int, bool]] = []
 
     def made(number: int) -> Any:
-        return _ROW(lambda _, start, end: seen.append((number, start, end, _is_in_region())))
+        return _ROW(lambda _, start, end: seen.append((number, start, end, bool(_asked("omp_in_parallel")))))
 
     sizes = [5, 131_072, 40_000, 7, 32_768, 200_001, 3, 90_000, 1]
     marks = [0, 0, LOOSE, 0, 0, LOOSE, APART, 0, 0]
@@ -211,9 +211,10 @@ def _bounds(parts: int, size: int) -> list[int]:
     return [bound for at in range(parts) for bound in (at * share, min((at + 1) * share, size))]
 
 
-def _is_in_region() -> bool:
-    inside: Any = library_function("omp_in_parallel")
-    return bool(ctypes.CFUNCTYPE(ctypes.c_int)(inside)())
+def _asked(name: str) -> int:
+    """What a function of the OpenMP library says."""
+    function: Any = library_function(name)
+    return int(ctypes.CFUNCTYPE(ctypes.c_int)(function)())
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -247,3 +248,29 @@ def test_a_thread_without_a_processor_holds_nobody_up() -> None:
     assert machine.driver()(_row(function, 2 * 4 * THREADED, LOOSE) * 3, 3, 2, 0) == 0
     assert sum(parts.values()) == 3 * 8
     assert parts[first] >= 3 * 8 - 6
+
+
+def test_a_serial_row_finds_one_thread_and_torch_gets_its_threads_back() -> None:
+    seen: list[bool] = []
+    serial = _ROW(lambda *_: seen.append(bool(_asked("omp_in_parallel")) or _asked("omp_get_max_threads") == 1))
+    shared = _ROW(lambda *_: None)
+    former = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        table = _row(serial, 1, SERIAL) + _row(shared, 100_000) + _row(serial, 1, SERIAL) + _row(shared, 100_000)
+        for threads in (1, 3):
+            assert machine.driver()(table, 4, threads, 0) == 0
+            assert _asked("omp_get_max_threads") == torch.get_num_threads() == 3
+        assert seen == [True] * 4, "also where rows are shared by nobody"
+    finally:
+        torch.set_num_threads(former)
+
+
+@THREADS
+def test_small_kernels_of_torch_run_on_one_thread(threads: int) -> None:
+    draft = Drafted()
+    x = draft.base(torch.randn(40, 96))
+    y = draft.add(aten._softmax.default, draft.add(aten.exp.default, x), -1, half_to_float=False)
+    program = draft.program([draft.add(aten.add.Tensor, y, x)])
+    assert outcome(compiled(program), draft.arguments()) == outcome(compiled(program, native=False), draft.arguments())
+    assert torch.get_num_threads() == threads

@@ -16,7 +16,9 @@ parts. A function that fails sets the number of items in its row to -1.
 One parallel region lasts over many rows: threads look for the next row instead of going back to the pool. Each takes
 a part that nobody has taken yet; so a thread that has no processor for now, because others use the machine, holds
 nobody up but with the part that it is at. Rows marked `APART` call functions of torch or MKL that share their own work
-among the pool's threads: regions end before them.
+among the pool's threads: regions end before them. Those marked `SERIAL` have so little to do that a thread's way there
+and back would take longer: within a region such functions find that they are in one; elsewhere the pool is made to
+look like one thread.
 
 What threads take parts from is one word, `ticket`: the number of the row among those that were shared, how many parts
 it has, and how many of them are taken. It changes with each part, so that a thread which has read of a row that is done
@@ -35,10 +37,19 @@ THREADED = 32_768
 HEAD = 3
 """Slots of a row before those that its function gets."""
 
-APART, LOOSE = 1 << 32, 1 << 33
-"""Marks in the second slot of a row: its function uses the pool itself; its items may be cut into parts anywhere."""
+APART, LOOSE, SERIAL = 1 << 32, 1 << 33, 1 << 34
+"""Marks in the second slot of a row: its function uses the pool itself; its items may be cut into parts anywhere; its
+function would use the pool, and is told not to.
+"""
 
-POOL = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads", "sched_yield")
+POOL = (
+    "GOMP_parallel",
+    "omp_get_thread_num",
+    "omp_get_num_threads",
+    "omp_get_max_threads",
+    "omp_set_num_threads",
+    "sched_yield",
+)
 """What the driver needs of the OpenMP library, and of the system."""
 
 _POINTERS = 0xFFFF_FFFF
@@ -64,6 +75,8 @@ _OF_POOL = """
 declare void @GOMP_parallel(ptr, ptr, i32, i32)
 declare i32 @omp_get_thread_num()
 declare i32 @omp_get_num_threads()
+declare i32 @omp_get_max_threads()
+declare void @omp_set_num_threads(i32)
 declare i32 @sched_yield()
 """
 
@@ -166,6 +179,23 @@ def _member_text() -> str:
     return out.finished()
 
 
+def _alone_text(has_pool: bool) -> str:
+    """`@alone`: one thread does a row's items. told: the function is to find a pool of one thread."""
+    out = Function("define internal void @alone(ptr %function, ptr %slots, i64 %items, i1 %told)")
+    call = "call void %function(ptr %slots, i64 0, i64 %items)"
+    if has_pool:
+        with out.when("%told"):
+            threads = out.set("call i32 @omp_get_max_threads()")
+            out.line("call void @omp_set_num_threads(i32 1)")
+            out.line(call)
+            out.line(f"call void @omp_set_num_threads(i32 {threads})")
+        with out.when(out.set("xor i1 %told, true")):
+            out.line(call)
+    else:
+        out.line(call)
+    return out.finished()
+
+
 def _go_on_text(has_pool: bool) -> str:
     """`@go_on`: run rows from `_AT` on. within: in a region, to its last shared row, or to one that is apart; else to
     the next row that is shared.
@@ -184,21 +214,21 @@ def _go_on_text(has_pool: bool) -> str:
         function, items, slots = out.slot(row, 0, "ptr"), out.slot(row, HEAD), out.element("i64", row, str(HEAD))
         if has_pool:
             marks = out.slot(row, 1)
-            is_apart = out.set(f"icmp ne i64 {out.set(f'and i64 {marks}, {APART}')}, 0")
+            is_apart, is_outside = _has(out, marks, APART), out.set("xor i1 %within, true")
             is_behind = out.set(f"icmp sgt i64 {at}, {last}")
             stop(out.set(f"and i1 %within, {out.set(f'or i1 {is_apart}, {is_behind}')}"))
             is_shared = out.set(f"and i1 {_is_large(out, items)}, {out.set(f'icmp sgt i64 {threads}, 1')}")
             is_shared = out.set(f"and i1 {is_shared}, {out.set(f'xor i1 {is_apart}, true')}")
-            stop(out.set(f"and i1 {is_shared}, {out.set('xor i1 %within, true')}"))
+            stop(out.set(f"and i1 {is_shared}, {is_outside}"))
             with out.when(is_shared):
-                is_loose = out.set(f"icmp ne i64 {out.set(f'and i64 {marks}, {LOOSE}')}, 0")
-                factor = out.set(f"select i1 {is_loose}, i64 {_PARTS_OF_THREAD}, i64 1")
+                factor = out.set(f"select i1 {_has(out, marks, LOOSE)}, i64 {_PARTS_OF_THREAD}, i64 1")
                 most, whole = out.mul(threads, factor), out.parts(items, str(THREADED))
                 parts = out.set(f"call i64 @llvm.smin.i64(i64 {most}, i64 {whole})")
                 given = f"ptr %team, ptr {function}, ptr {slots}, i64 {items}, i64 {parts}"
                 out.line(f"call void @share({given})")
         with out.when(out.set(f"xor i1 {is_shared}, true") if has_pool else "true"):
-            out.line(f"call void {function}(ptr {slots}, i64 0, i64 {items})")
+            is_told = out.set(f"and i1 {_has(out, marks, SERIAL)}, {is_outside}") if has_pool else "false"
+            out.line(f"call void @alone(ptr {function}, ptr {slots}, i64 {items}, i1 {is_told})")
         team.put(_PLACE, _behind(out, row), "ptr")
         team.put(_AT, out.add(at, "1"))
         has_failed = out.set(f"icmp slt i64 {out.slot(row, HEAD)}, 0")
@@ -207,6 +237,10 @@ def _go_on_text(has_pool: bool) -> str:
             team.put(_ANSWER, out.set(f"select i1 {is_early}, i64 1, i64 2"))
         stop(has_failed)
     return out.finished()
+
+
+def _has(out: Function, marks: str, mark: int) -> str:
+    return out.set(f"icmp ne i64 {out.set(f'and i64 {marks}, {mark}')}, 0")
 
 
 def _is_large(out: Function, items: str) -> str:
@@ -274,4 +308,4 @@ def driver_text(has_pool: bool) -> str:
     nothing but to the table. Where it returns 2, a later row has failed, and those before it have run.
     """
     of_pool = [_OF_POOL, _take_text(), _rest_text(), _share_text(), _member_text()] if has_pool else []
-    return "".join([_DECLARED, *of_pool, _go_on_text(has_pool), _drive_text(has_pool)])
+    return "".join([_DECLARED, *of_pool, _alone_text(has_pool), _go_on_text(has_pool), _drive_text(has_pool)])

@@ -20,7 +20,7 @@ import torch
 
 from dovetail.execute.native.bounds import check_row
 from dovetail.execute.native.claim_base import PlacedBase
-from dovetail.execute.native.driver import APART
+from dovetail.execute.native.driver import APART, SERIAL, THREADED
 from dovetail.execute.native.kernel_forms import DTYPES, FORMS, Arguments, Form, Layout, is_in_order, known_layout
 from dovetail.execute.native.kernel_text import kernel_function
 from dovetail.execute.native.machine import driver
@@ -73,6 +73,11 @@ class KernelQuestion:
         """What `kernel_text` reads behind the pointers."""
         numbers = [number for _, (shape, stride) in self.seen() for number in (*shape, *stride)]
         return struct.pack(f"{len(numbers)}q", *numbers) + self.form.numbers
+
+    @property
+    def is_small(self) -> bool:
+        """Whether one thread is enough, and gives the same bits. Torch shares even a few rows of a layer norm."""
+        return self.form.is_apart and sum(prod(shape) for _, (shape, _) in self.results) < THREADED
 
     def seen(self) -> list[tuple[torch.dtype, Layout]]:
         """Tensors as the function sees them."""
@@ -213,7 +218,8 @@ def kernel_row(claims: Sequence[KernelClaim], _: Storages, addresses: Addresses)
     if question.form.bounds is not None:
         (value,) = claim.checked
         checks = (check_row(question.form.bounds, addresses.get(value, Address(value)), _count(value)),)
-    return ReadyRow(function, 1, pointers, more=question.more, checks=checks, may_fail=True, marks=APART)
+    marks = SERIAL if question.is_small else APART
+    return ReadyRow(function, 1, pointers, more=question.more, checks=checks, may_fail=True, marks=marks)
 
 
 def _tried(question: KernelQuestion, case: int) -> bool:
