@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import signal
 import struct
 import threading
 import time
+import warnings
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -274,3 +278,76 @@ def test_small_kernels_of_torch_run_on_one_thread(threads: int) -> None:
     program = draft.program([draft.add(aten.add.Tensor, y, x)])
     assert outcome(compiled(program), draft.arguments()) == outcome(compiled(program, native=False), draft.arguments())
     assert torch.get_num_threads() == threads
+
+
+def _marked(marks: int, *sizes: int) -> tuple[list[Any], bytes, list[tuple[int, int, int]]]:
+    seen: list[tuple[int, int, int]] = []
+
+    def made(number: int) -> Any:
+        return _ROW(lambda _, start, end: seen.append((number, start, end)))
+
+    functions = [made(number) for number in range(len(sizes))]
+    return functions, b"".join(_row(each, size, marks) for each, size in zip(functions, sizes, strict=True)), seen
+
+
+@pytest.mark.parametrize("marks", [0, LOOSE, APART])
+def test_own_threads_do_what_torchs_do(marks: int) -> None:
+    """Rows are cut in the same way. Rows that are apart run all the same, though there should be none."""
+    sizes = (5, 131_072, 40_000, 7, 200_001, 1)
+    _functions, table, seen = _marked(marks, *sizes)
+    for threads in (2, 3, 5, 2):
+        assert machine.driver()(table, len(sizes), threads, 0) == 0
+        by_torch = sorted(seen)
+        seen.clear()
+        for _ in range(20):
+            assert machine.driver()(table, len(sizes), -threads, 0) == 0
+            assert [number for number, *_ in seen] == sorted(number for number, *_ in seen)
+            assert sorted(seen) == by_torch
+            seen.clear()
+
+
+@pytest.mark.skipif(not machine.has_own_threads(), reason="there are none here")
+def test_own_threads_sleep_and_wake_and_block_signals() -> None:
+    workers = set[int]()
+
+    def run(*_: Any) -> None:
+        if threading.get_ident() != first:
+            workers.add(threading.get_native_id())
+        time.sleep(0.002)
+
+    first, function = threading.get_ident(), _ROW(run)
+    for attempt in range(100):
+        time.sleep(0.05 * (attempt % 2))
+        assert machine.driver()(_row(function, 6 * THREADED), 1, -3, 0) == 0
+        if workers and attempt > 3:
+            break
+    assert len(workers) in (1, 2), "the same ones each time"
+    for worker in workers:
+        blocked = Path(f"/proc/self/task/{worker}/status").read_text().partition("SigBlk:\t")[2].split()[0]
+        assert int(blocked, 16) >> (signal.SIGINT - 1) & 1
+
+
+@pytest.mark.skipif(not machine.has_own_threads(), reason="there are none here")
+def test_callers_beside_one_that_has_the_own_threads_run_alone() -> None:
+    _functions, table, seen = _marked(0, 131_072, 131_072)
+    inner = machine.driver()
+    answers: list[int] = []
+    outer = _ROW(lambda *_: answers.append(inner(table, 2, -2, 0)))
+    assert inner(_row(outer, 65_537), 1, -2, 0) == 0
+    assert answers == [0] * 2
+    assert sorted(seen) == sorted([(0, 0, 65_536), (0, 65_536, 131_072), (1, 0, 65_536), (1, 65_536, 131_072)] * 2)
+
+
+@pytest.mark.skipif(not machine.has_own_threads() or not hasattr(os, "fork"), reason="there are none here")
+def test_own_threads_after_a_fork() -> None:
+    _functions, table, seen = _marked(LOOSE, 300_000, 200_000)
+    assert machine.driver()(table, 2, -3, 0) == 0
+    expected = sorted(seen)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads
+        child = os.fork()
+    if child == 0:
+        seen.clear()
+        is_right = machine.driver()(table, 2, -3, 0) == 0 and sorted(seen) == expected
+        os._exit(0 if is_right else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

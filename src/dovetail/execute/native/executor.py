@@ -24,6 +24,7 @@ from dovetail.execute.native.clusters import Cluster, clusters_of
 from dovetail.execute.native.driver import THREADED
 from dovetail.execute.native.int8_rows import multiplies_int8_panels
 from dovetail.execute.native.machine import address_of_driver, listing_of, unavailable
+from dovetail.execute.native.own_threads import leaves_pool_alone
 from dovetail.execute.native.panel_calls import call_of, has_kernel
 from dovetail.execute.native.panels import multiplies_panels
 from dovetail.execute.native.probes import distance_from, is_near
@@ -96,8 +97,9 @@ class NativeExecutor:
         dying: numbers of inputs that nobody else holds; None if it may be any.
         """
         clusters = clusters_of(program, is_free, dying, rounds=self.rounds)
-        groups = {cluster.first: _group(cluster, at == 0) for at, cluster in enumerate(clusters)}
         nodes = frozenset(node for cluster in clusters for node in cluster.nodes)
+        own = leaves_pool_alone(program, nodes, [row for cluster in clusters for row in cluster.rows])
+        groups = {cluster.first: _group(cluster, at == 0, own=own) for at, cluster in enumerate(clusters)}
         return NativeExecutor(groups, nodes, self.rounds)
 
 
@@ -116,13 +118,14 @@ def exact_unless(number: object, avoided: float) -> float:
     return found
 
 
-def _group(cluster: Cluster, is_first: bool) -> NodeGroup:
+def _group(cluster: Cluster, is_first: bool, *, own: bool) -> NodeGroup:
+    """own: rows are shared by threads of dovetail's own."""
     return NodeGroup(
         first=cluster.first,
         last=cluster.last,
         condition=lambda names: _condition(cluster, is_first, names),
         before=cluster.before,
-        run=lambda names: _lines(cluster, names),
+        run=lambda names: _lines(cluster, names, own=own),
         then=lambda names: _counts(cluster.counted, names),
         after=cluster.after,
         unbound=cluster.unbound,
@@ -153,7 +156,7 @@ def _condition(cluster: Cluster, is_first: bool, names: Names) -> str:
     return " and ".join([may_run, *own])
 
 
-def _lines(cluster: Cluster, names: Names) -> list[str]:
+def _lines(cluster: Cluster, names: Names, *, own: bool) -> list[str]:
     """The call, and what is done before. It raises where nothing was done."""
     lines = []
     shared = _shared_numbers(cluster, names)  # before memory is taken: the nodes run instead where one is refused
@@ -162,7 +165,7 @@ def _lines(cluster: Cluster, names: Names) -> list[str]:
         dtype = "" if like.tensor.dtype is value.tensor.dtype else f", dtype={value.tensor.dtype}"
         lines.append(f"{value.name} = torch.empty_like({like.name}{dtype})")
     made = "".join(f"{value.name}, " for value in cluster.results)
-    lines.append(f"{made}{'= ' if made else ''}{_call(cluster, names, shared)}")
+    lines.append(f"{made}{'= ' if made else ''}{_call(cluster, names, shared, own=own)}")
     return lines
 
 
@@ -195,7 +198,7 @@ def _shared_numbers(cluster: Cluster, names: Names) -> dict[str, str]:
     return shared
 
 
-def _call(cluster: Cluster, names: Names, shared: Mapping[str, str]) -> str:
+def _call(cluster: Cluster, names: Names, shared: Mapping[str, str], *, own: bool) -> str:
     """The call of a cluster's rows: see `native.call_text`. shared: variables of numbers, by what they hold."""
     given, addresses, numbers = (
         bytearray(),
@@ -228,7 +231,7 @@ def _call(cluster: Cluster, names: Names, shared: Mapping[str, str]) -> str:
         is_short=_is_short(cluster),
     )
     call = cluster_call(bytes(given), places, cluster.handles, address_of_driver(), work)
-    threads = "torch.get_num_threads()" if any(map(_may_be_shared, cluster.rows)) else "1"
+    threads = f"{'-' * own}torch.get_num_threads()" if any(map(_may_be_shared, cluster.rows)) else "1"
     arguments = [*(value.name for value in tensors), packed, threads]
     return f"{names.constant(call, 'native_call')}({', '.join(arguments)})"
 

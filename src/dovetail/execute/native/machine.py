@@ -14,8 +14,10 @@ import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
+import os
 import platform
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
@@ -29,6 +31,7 @@ from dovetail.execute.native.llvm_text import kernel_text, symbols_of
 from dovetail.execute.native.loop import Loop
 from dovetail.execute.native.row_loop import RowLoop
 from dovetail.execute.native.row_loop_text import row_loop_text
+from dovetail.execute.native.team_text import SYSTEM
 from dovetail.torch_compat.native_symbols import library_function
 from dovetail.torch_compat.native_tensors import (
     DATA,
@@ -100,7 +103,10 @@ def driver() -> Callable[[bytes, int, int, int], int]:
     """Runs a table of kernels, given as bytes, a number of rows, a number of threads at most, and how many rows are
     early: see `execute.native.driver`. The GIL is released.
     """
-    return made_driver(has_pool())
+    drive = made_driver(has_pool())
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=lambda: drive(b"", -1, 0, 0))
+    return drive
 
 
 def address_of_driver() -> int:
@@ -109,12 +115,19 @@ def address_of_driver() -> int:
 
 
 def made_driver(has_pool: bool) -> Callable[[bytes, int, int, int], int]:
-    """A new driver. has_pool: whether it shares large rows among torch's threads."""
+    """A new driver. has_pool: whether it shares large rows among torch's threads, or its own."""
+    has_own = has_pool and has_own_threads()
     with _LOCK:
-        for symbol in POOL if has_pool else ():
+        for symbol in (*(POOL if has_pool else ()), *(SYSTEM if has_own else ())):
             _binding().add_symbol(symbol, library_function(symbol))
-        address = _address(driver_text(has_pool), "drive")
+        address = _address(driver_text(has_pool, has_own), "drive")
     return ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, *[ctypes.c_int64] * 3)(address)
+
+
+@cache
+def has_own_threads() -> bool:
+    """Whether dovetail can have threads of its own."""
+    return sys.platform == "linux" and all(library_function(symbol) is not None for symbol in SYSTEM)
 
 
 @cache
