@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
+import typer.main
 
 from dovetail.cli.app import main
+from dovetail.ir.provenance import is_library_file
 
 SOURCE = """
 import torch
@@ -97,3 +100,11 @@ def test_wrong_usage(file: Path, capsys: pytest.CaptureFixture[str], arguments: 
     code, _, err = _run(capsys, f"{file}:{arguments[0]}", *arguments[1:])
     assert code == 2
     assert message in err
+
+
+def test_the_command_line_is_no_code_of_the_user() -> None:
+    """A model is called right below it; this Python may be one of a virtual environment."""
+    assert is_library_file(typer.main.__file__)
+    assert is_library_file(str(click.__file__))
+    assert is_library_file("/home/me/.venv/lib/python3.12/site-packages/typer/main.py")
+    assert not is_library_file("/home/me/typer/train.py")

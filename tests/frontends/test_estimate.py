@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import dovetail
-from dovetail.errors import BadOptionValue, DovetailError
+from dovetail.errors import BadOptionValue, DovetailError, MemoryLimitTooLow
 from dovetail.frontends.step.description import DescribedSteps
 from dovetail.inspect.memory import measure_peak
 from dovetail.ir.program import Program
@@ -118,6 +118,52 @@ def test_gradients_that_each_call_leaves_to_the_next_are_there(make: Any, optimi
     limited = dovetail.compile_step(make(Training("images", "cpu", optimizer)), memory_limit=found.floor_bytes)
     for _ in range(2):
         limited(training.x)
+
+
+class _Momentum(torch.optim.Optimizer):
+    """Keeps moments beside a number of the data, on one memory, or as parameters."""
+
+    def __init__(self, weights: Any, kind: str) -> None:
+        super().__init__(weights, {"lr": 0.01})
+        self.kind = kind
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        weights = [p for group in self.param_groups for p in group["params"]]
+        if "m" not in self.state[weights[0]]:
+            parts = torch.zeros(sum(p.numel() for p in weights)).split([p.numel() for p in weights])
+            for p, part in zip(weights, parts, strict=True):
+                moment = part.view_as(p) if self.kind == "on one memory" else torch.zeros_like(p)
+                self.state[p]["m"] = nn.Parameter(moment, False) if self.kind == "parameter" else moment
+        for p in weights:
+            if self.kind == "number":
+                self.state[p]["size"] = p.norm().item()
+            p.sub_(self.state[p]["m"].mul_(0.9).add_(p.grad), alpha=0.01)
+
+
+@pytest.mark.parametrize("kind", ["number", "on one memory", "parameter"])
+def test_moments_of_any_kind_count_before_they_are_there(kind: str) -> None:
+    def made() -> Training:
+        return Training("images", optimizer=lambda weights, lr: _Momentum(weights, kind))
+
+    training, limited = made(), made()
+    step = dovetail.compile_step(training.step, keep_grads=False)
+    found = dovetail.estimate(step, training.x)
+    assert not training.optimizer.state
+    for _ in range(3):
+        step(training.x)
+    said = step.explain()
+    assert found.peak_bytes == said.state_bytes + said.peak_bytes
+    weights = sum(4 * p.numel() for p in training.net.parameters())
+    assert found.breakdown["parameters"] + found.breakdown["optimizer state"] == 2 * weights
+    step = dovetail.compile_step(limited.step, keep_grads=False, memory_limit=found.floor_bytes - 1)
+    with pytest.raises(MemoryLimitTooLow):
+        step(limited.x)
+    assert not limited.optimizer.state
+    step = dovetail.compile_step(limited.step, keep_grads=False, memory_limit=found.floor_bytes)
+    for _ in range(3):
+        step(limited.x)
+    assert all(map(torch.equal, limited.net.parameters(), training.net.parameters()))
 
 
 @pytest.mark.parametrize("name", _MODELS)

@@ -18,7 +18,7 @@ _TORCH_DIR = str(Path(torch.__file__).parent)
 _OWN_DIR = str(Path(__file__).parent.parent)
 _PYTHON_DIR = str(Path(os.__file__).parent)
 _PACKAGE_DIRS = tuple(os.path.join(_PYTHON_DIR, name) for name in ("site-packages", "dist-packages"))
-_COMMAND_LINE = tuple(os.path.join(path, name, "") for path in _PACKAGE_DIRS for name in ("typer", "click"))
+_COMMAND_LINE = re.compile(r"[\\/](site|dist)-packages[\\/](typer|click)[\\/]")  # also in an environment of its own
 _DECORATES = os.sep + "typing_extensions.py"  # with wrappers of its own, which torch's functions have
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
 _TEXT = re.compile(r"(?P<file>.+?):(?P<line>\d+)(?: in (?P<function>\S+))?(?:   \((?P<module>.*)\))?")
@@ -29,7 +29,7 @@ def is_library_file(filename: str) -> bool:
     """Whether a source file belongs to torch, to dovetail and its command line, or to Python: not to the user."""
     if filename.startswith((_TORCH_DIR, _OWN_DIR, "<frozen", "<dovetail", "<string")):
         return True
-    if filename.endswith(_DECORATES) or filename.startswith(_COMMAND_LINE):
+    if filename.endswith(_DECORATES) or _COMMAND_LINE.search(filename):
         return True
     return filename.startswith(_PYTHON_DIR) and not filename.startswith(_PACKAGE_DIRS)
 

@@ -169,6 +169,15 @@ def _two(t: Training, x: Tensor) -> Any:
     return loss, between, t.group["lr"]
 
 
+def _last_lr_of_each(t: Training, x: Tensor) -> Any:
+    loss = t.update(x)
+    first, second = t.scheduler
+    first.step()
+    second.step()
+    t.group["lr"] *= 0.5
+    return loss, first.get_last_lr(), second.get_last_lr(), first._last_lr[0]
+
+
 def _all_of_the_group(t: Training, x: Tensor) -> Any:
     loss = t.update(x)
     t.scheduler.step()
@@ -206,6 +215,7 @@ CASES: dict[str, tuple[Make, Body, Any]] = {
     "sequence": (_sequence, _last_lr, _momentum),
     "chain": (_chain, _returned, _adam),
     "pair": (_pair, _two, _momentum),
+    "last of each": (_pair, _last_lr_of_each, _momentum),
 }
 
 
@@ -252,6 +262,19 @@ def _told(t: Training, x: Tensor) -> Any:
     return loss, t.group["lr"]
 
 
+def _read_after_the_rates(t: Training, x: Tensor) -> Any:
+    loss = t.update(x)
+    t.scheduler.step()
+    return loss, t.scheduler.get_last_lr(), t.scheduler.last_epoch
+
+
+def _rates_of_one_not_stepped(t: Training, x: Tensor) -> Any:
+    loss = t.update(x)
+    first, second = t.scheduler
+    first.step()
+    return loss, second.get_last_lr()
+
+
 @pytest.mark.parametrize(
     ("make", "body"),
     [
@@ -264,3 +287,13 @@ def _told(t: Training, x: Tensor) -> Any:
 def test_what_cannot_be_stepped_before_the_program_is_refused(make: Make, body: Body) -> None:
     with pytest.raises(UnsupportedStep, match="between two uses of what it changes"):
         _outcome(make, body, _adam, compiled=True)
+
+
+@pytest.mark.parametrize(
+    ("make", "body", "what"),
+    [(_step_lr, _read_after_the_rates, "last_epoch"), (_pair, _rates_of_one_not_stepped, "get_last_lr")],
+    ids=["read after the rates", "of another scheduler"],
+)
+def test_what_no_scheduler_is_known_to_leave_is_refused(make: Make, body: Body, what: str) -> None:
+    with pytest.raises(UnsupportedStep, match=f"reads '{what}'"):
+        _outcome(make, body, _momentum, compiled=True)

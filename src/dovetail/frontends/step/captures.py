@@ -251,10 +251,10 @@ class StepCaptures:
             self._rounds += 1
         self._filled, self._made = made.filled, self._made | made.paths
         self._lifting.turned |= made.turned
-        later = self._later(made, call) if made.is_of_plain_tensors else None
+        later = self._later(made, call) if made.can_be_stood_in_for else None
         if later is not None:
             variant, recorded, found = later
-            once = once_only(first, recorded, found)
+            once = once_only(first, recorded, found) if made.is_of_plain_tensors else None
             give_up(found.values())
             has_room = self._options.memory_limit is not None or made.is_no_more_than_eager(variant.runner.program)
             if once is not None and has_room and not made.turns_flags_early(recorded):
@@ -383,7 +383,7 @@ class StepCaptures:
             if variant is not None:
                 return variant, 0
             made = MadeState(recorded)
-            if made.is_of_plain_tensors and (later := self._later(made, call)) is not None:
+            if made.can_be_stood_in_for and (later := self._later(made, call)) is not None:
                 return later[0], made.size_bytes
             return recorded.tied(self._cache.name, made.options(self._options)), 0
         except StateToMake as making:

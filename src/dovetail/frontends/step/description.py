@@ -68,16 +68,16 @@ class _DescribedState(MadeState):
     def stand_ins(self) -> dict[int, torch.Tensor]:
         """Tensors like those that the step computes; those of more than one number on device meta."""
         with torch.device("cpu"):
-            made = {place: _like(found.item) for place, found in self.tensors.items()}
+            made = self.alike(_place_of)
         for place, tensor in made.items():
             if tensor.device.type != "meta":
                 self._begin(place, tensor)
         return made
 
 
-def _like(item: torch.Tensor) -> torch.Tensor:
-    device = torch.device("meta") if item.numel() != 1 and item.device.type == "cpu" else item.device
-    return torch.empty_strided(item.shape, item.stride(), dtype=item.dtype, device=device)
+def _place_of(item: torch.Tensor) -> torch.device:
+    is_number = item.untyped_storage().nbytes() == item.element_size()
+    return item.device if is_number or item.device.type != "cpu" else torch.device("meta")
 
 
 def _leaves_that_get_gradients(recorded: Recorded) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -116,7 +116,7 @@ class DescribedSteps(StepCaptures):
             _, recorded = self._attempted(self._reachable(call), call)
             made = _DescribedState(recorded) if recorded.made else None
             leaves = _leaves_that_get_gradients(recorded)
-            is_state_known = made is not None and made.is_of_plain_tensors
+            is_state_known = made is not None and made.can_be_stood_in_for
             if is_state_known or leaves:
                 before = made.before if made is not None and is_state_known else []
                 try:

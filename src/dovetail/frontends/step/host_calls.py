@@ -75,7 +75,6 @@ def host_call(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _ACTIVE: list[HostCalls] = []
-_RATES = ("get_last_lr", "_last_lr")
 
 
 class HostCalls:
@@ -254,13 +253,16 @@ class HostCalls:
 
         return call
 
-    def _read(self, scheduler: Any, name: str) -> Any:
-        """The step asks a scheduler for something. Raises: UnsupportedStep, also when the step swallows it."""
-        rates = self._late.last_rates(scheduler) if name in _RATES else None
+    def _read(self, scheduler: Any, name: str, asked: str) -> Any:
+        """The step asks a scheduler for something. Raises: UnsupportedStep, also when the step swallows it.
+
+        asked: what the step has asked for, a method that asks for `name` or that attribute itself.
+        """
+        rates = self._late.last_rates(scheduler) if name == "_last_lr" else None
         if rates is not None:
             return rates
         error = UnsupportedStep(
-            what=f"reads {name!r} of a {type(scheduler).__mro__[1].__name__}",
+            what=f"reads {asked!r} of a {type(scheduler).__mro__[1].__name__}",
             why="schedulers change when they are stepped, and the program would keep using the captured values",
             hint="read it after the step",
             origin=self._recording.origins.here(),

@@ -41,6 +41,7 @@ class LateNumbers:
         """slots: of the numbers that are inputs when the step begins. note: gets each late one, in order."""
         self.needed, self.written = set[int](), set[int]()
         self._values: dict[int, list[Value]] = {}
+        self._rates: dict[int, list[Any]] = {}  # by the identity of a scheduler: what it left when it was stepped last
         self._unseen: dict[int, Any] = {}  # groups, by identity, with a scheduler that leads to each
         self._recording = recording
         self._note = note
@@ -72,6 +73,8 @@ class LateNumbers:
             self._values[call].append(handle_of(number))
             self._last[slot.path] = call
             slot.put(number)
+        held = scheduler.optimizer.param_groups if groups else []
+        self._rates[id(scheduler)] = [group.get("lr") for group in held]
 
     def misses(self, slots: Sequence[Slot]) -> bool:
         """Whether numbers that a scheduler changes were looked at by nobody, and are among these slots."""
@@ -97,9 +100,12 @@ class LateNumbers:
         return max(found | self.needed, default=-1) + 1
 
     def last_rates(self, scheduler: Any) -> list[Any] | None:
-        """What `get_last_lr` gives where a scheduler of torch's was stepped last; None where that is not known."""
+        """What `get_last_lr` gives where the step has stepped a scheduler of torch's; None where that is not known.
+
+        Others may have changed the rates since.
+        """
         kind = type(scheduler).__mro__[1]  # it has a class of its own meanwhile
         is_torchs = all(getattr(kind, name).__module__ == _LIBRARY for name in ("step", "get_last_lr"))
-        rates = [group["lr"] for group in scheduler.optimizer.param_groups] if is_torchs else []
+        rates = self._rates.get(id(scheduler), []) if is_torchs else []
         late = {value for values in self._values.values() for value in values}
         return rates if rates and all(is_traced(rate) and handle_of(rate) in late for rate in rates) else None

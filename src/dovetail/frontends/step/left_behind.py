@@ -43,15 +43,19 @@ _NUMBERS = (bool, int, float)
 _SCALER_STATES = "_per_optimizer_states"  # emptied by every update
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Made:
-    """What a step puts where there was nothing, or None. old: what was there. error: what is said where it may not."""
+    """What a step puts where there was nothing, or None. old: what was there. error: what is said where it may not.
+
+    at: how many of the slots that it leaves something in come before.
+    """
 
     slot: Slot
     path: Path
     old: Any
     tree: Tree
     error: DovetailError
+    at: int = 0
 
 
 @contextmanager
@@ -100,6 +104,7 @@ class LeftBehind:
         self.filled: list[tuple[Path, Tree]] = []
         self.bound: list[tuple[Path, Tree]] = []
         self.made: list[Made] = []
+        self._bound_slots: dict[Path, Slot] = {}
         self.put: set[tuple[int, Any]] = set()
         self._to_make: list[Change] = []
         self._decided: list[Change] = []
@@ -174,6 +179,28 @@ class LeftBehind:
                 raise StateToMake(error) from None
             self.made.append(Made(slot, self._reachable.path_of(slot), change.old, tree, error))
         self._bind_what_is_alike(trees)
+        self._put_in_order()
+
+    def _put_in_order(self) -> None:
+        """What is new in an object or a dictionary comes there in the order in which the step has put it there."""
+        places: dict[int, list[int]] = {}
+        for place, (path, _) in enumerate(self.bound):
+            slot = self._bound_slots.get(path)
+            if slot is not None and slot.kind == "dict":
+                places.setdefault(id(slot.container), []).append(place)
+        made: dict[int, list[Made]] = {}
+        for item in self.made:
+            made.setdefault(id(item.slot.container), []).append(item)
+        for number, found in places.items():
+            slots = [self._bound_slots[self.bound[place][0]] for place in found]
+            rank = {id(key): n for n, key in enumerate(slots[0].container.now()[0])}
+            ranked = sorted(zip((rank.get(id(slot.key), -1) for slot in slots), found, strict=True))
+            entries = [self.bound[place] for _, place in ranked]
+            for place, entry in zip(found, entries, strict=True):
+                self.bound[place] = entry
+            for item in made.get(number, ()):
+                before = sum(other < rank.get(id(item.slot.key), -1) for other, _ in ranked)
+                item.at = found[before - 1] + 1 if before else 0
 
     def _bind_what_is_alike(self, trees: Trees) -> None:
         """The step has set some slots to what was there, or to the like of it. In later calls it may be something else,
@@ -246,6 +273,7 @@ class LeftBehind:
             self.bound.append((slot.path, FromConstant(MISSING)))
             return
         self._writable(slot)
+        self._bound_slots[slot.path] = slot
         try:
             self.bound.append((slot.path, trees.of(change.new)))
         except NotMadeAgain:

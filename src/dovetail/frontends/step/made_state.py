@@ -6,7 +6,7 @@ what later calls do, or, with the very contents that the step would begin with, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -32,7 +32,10 @@ from dovetail.reach.values import dict_methods
 
 
 class MadeState:
-    """See the module docstring. tensors: those that the step computes, by their place among its results."""
+    """See the module docstring. tensors: those that the step computes, by their place among its results.
+
+    numbers: what stands in for the numbers of Python's that it computes, likewise.
+    """
 
     def __init__(self, recorded: Recorded) -> None:
         """recorded: a step that makes something."""
@@ -41,29 +44,59 @@ class MadeState:
         self._places = sorted({place for made in self._made for place in _outputs_in(made.tree)})
         results = recorded.recording.results
         self.tensors = {place: found for place in self._places if isinstance(found := results[place], MadeTensor)}
+        now = recorded.recording.recorder.numbers_now
+        self.numbers = {  # which later calls may divide by
+            place: type(now[found.name])(1)
+            for place in self._places
+            if isinstance(found := results[place], Value) and found.name in now
+        }
 
     @property
-    def is_of_plain_tensors(self) -> bool:
-        """Whether other tensors may stand in for those that are computed: nothing else is, and each has its memory."""
-        storages = [found.value.tensor.storage for found in self.tensors.values()]
+    def can_be_stood_in_for(self) -> bool:
+        """Whether other tensors and numbers may stand in for those that are computed: nothing else is."""
         return (
             all(_is_simple(made.tree) for made in self._made)
-            and all(self._is_known(place) or place in self.tensors for place in self._places)
-            and len(set(storages)) == len(storages)
-            and all(map(_is_plain, self.tensors.values()))
+            and all(self._is_known(x) or x in self.tensors or x in self.numbers for x in self._places)
+            and all(map(_can_stand_in, self.tensors.values()))
         )
 
     @property
+    def is_of_plain_tensors(self) -> bool:
+        """Whether each tensor is all of a memory of its own, so that what makes it can run by itself."""
+        storages = [found.value.tensor.storage for found in self.tensors.values()]
+        return len(set(storages)) == len(storages) and all(map(_is_plain, self.tensors.values()))
+
+    @property
     def size_bytes(self) -> int:
-        """Bytes of the tensors."""
-        return sum(found.item.numel() * found.item.element_size() for found in self.tensors.values())
+        """Bytes of the tensors' memory."""
+        return sum({x.value.tensor.storage: x.item.untyped_storage().nbytes() for x in self.tensors.values()}.values())
 
     def stand_ins(self) -> dict[int, torch.Tensor]:
         """Tensors like those that the step computes. Single numbers are what they begin with, where that is known."""
-        made = {place: _like(found.item) for place, found in self.tensors.items()}
+        made = self.alike(lambda item: item.device)
         for place, tensor in made.items():
             if tensor.numel() == 1:
                 self._begin(place, tensor)
+        return made
+
+    def alike(self, device_of: Callable[[torch.Tensor], torch.device]) -> dict[int, torch.Tensor]:
+        """Tensors like those that the step computes, that share memory as those do."""
+        memory: dict[int, torch.UntypedStorage] = {}
+        made: dict[int, torch.Tensor] = {}
+        for place, found in self.tensors.items():
+            item, number = found.item, found.value.tensor.storage
+            if _is_plain(found) and number not in memory:
+                like = torch.empty_strided(item.shape, item.stride(), dtype=item.dtype, device=device_of(item))
+                memory[number] = like.untyped_storage()
+            else:
+                if number not in memory:
+                    size = item.untyped_storage().nbytes()
+                    memory[number] = torch.empty(size, dtype=torch.uint8, device=device_of(item)).untyped_storage()
+                like = torch.empty(0, dtype=item.dtype, device=device_of(item))
+                like.set_(memory[number], item.storage_offset(), item.shape, item.stride())
+            is_parameter = look_of(item).is_parameter
+            like = torch.nn.Parameter(like, item.requires_grad) if is_parameter else like
+            made[place] = like.requires_grad_(item.requires_grad)
         return made
 
     def _begin(self, place: int, tensor: torch.Tensor) -> None:
@@ -127,7 +160,7 @@ class MadeState:
             elif isinstance(rule, FromConstant):
                 results[place] = rule.value
             else:
-                results[place] = tensors[place]
+                results[place] = tensors[place] if place in tensors else self.numbers[place]
         reachable = self._recorded.reachable
         handed = Handed(results, places={path: reachable.slot(path).read() for path in self._recorded.places})
         for made in self._made:
@@ -205,6 +238,14 @@ def _is_simple(tree: Tree) -> bool:
     return isinstance(tree, FromOutput | FromConstant | FromPlace | Again)
 
 
+def _can_stand_in(found: MadeTensor) -> bool:
+    """Whether another tensor can be made like one: it is no part of a graph, and its memory is of a known size."""
+    item = found.item
+    if item.layout is not torch.strided or item.grad is not None or look_of(item).graph:
+        return False
+    return _is_plain(found) or (type(item.untyped_storage().nbytes()) is int and not (item.is_conj() or item.is_neg()))
+
+
 def _is_plain(found: MadeTensor) -> bool:
     """Whether a tensor is all of its memory, and no leaf of a graph."""
     item, described = found.item, found.value.tensor
@@ -215,7 +256,3 @@ def _is_plain(found: MadeTensor) -> bool:
         and not described.overlaps_itself()
         and item.grad is None
     )
-
-
-def _like(item: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(item.shape, item.stride(), dtype=item.dtype, device=item.device)

@@ -72,6 +72,13 @@ class Recorded:
     results: Results
     made: list[Made] = field(default_factory=list)
 
+    def _bound_with_made(self) -> list[tuple[Path, Tree]]:
+        """The slots that each run leaves something in, what is made among them: each at its place."""
+        bound = [*self.bound]
+        for count, made in enumerate(sorted(self.made, key=lambda made: made.at)):
+            bound.insert(made.at + count, (made.path, made.tree))
+        return bound
+
     def tied(self, name: str, options: Options) -> StepVariant:
         """Compile the program, and bind it to the objects. What is made is among what each run leaves.
 
@@ -125,7 +132,7 @@ class Recorded:
             host_calls=tuple(call for call in self.host_calls if not call.is_once),
             result_structure=self.results.structure,
             count=len(self.results.leaves),
-            bound=[*self.bound, *((made.path, made.tree) for made in self.made)],
+            bound=self._bound_with_made(),
             filled=self.filled,
             places=self.places,
             returned=self.results.places,

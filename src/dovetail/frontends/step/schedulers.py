@@ -14,10 +14,10 @@ _ASKED_FOR_ANYWAY = frozenset({"step", "optimizer"})
 
 
 @contextlib.contextmanager
-def watched_reads(scheduler: Any, tell: Callable[[Any, str], Any]) -> Iterator[None]:
+def watched_reads(scheduler: Any, tell: Callable[[Any, str, str], Any]) -> Iterator[None]:
     """While active, `tell` answers for each attribute of a scheduler's own that this thread asks for.
 
-    It gets the name of the method that asks, if it is one.
+    It gets the name of the attribute, and that of the method that asks, if it is one, or the attribute's again.
     """
     kind: Any = type(scheduler)
     thread, held = threading.get_ident(), scheduler.__dict__
@@ -27,7 +27,8 @@ def watched_reads(scheduler: Any, tell: Callable[[Any, str], Any]) -> Iterator[N
         nonlocal method
         if self is scheduler and name not in _ASKED_FOR_ANYWAY and threading.get_ident() == thread:
             if name in held:
-                return tell(self, method or name)
+                asked, method = method or name, ""
+                return tell(self, name, asked)
             method = name if hasattr(kind, name) else ""
         return kind.__getattribute__(self, name)
 

@@ -2,7 +2,7 @@
 
 import torch
 
-PROGRAMS = 2
+PROGRAMS = 1
 
 
 class Holder:
