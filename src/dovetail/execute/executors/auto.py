@@ -38,7 +38,7 @@ class AutoExecutor:
     groups = _NONE
 
     def __init__(self, *, for_speed: bool = False) -> None:
-        """for_speed: calls count, and how long it takes until the first one does not."""
+        """for_speed: calls count, not how long it takes until the first one, and results may differ by rounding."""
         self._for_speed = for_speed
 
     def made_for_speed(self) -> AutoExecutor:
@@ -74,4 +74,4 @@ class AutoExecutor:
         """The native executor for a program whose time goes into calls, where machine code can be made; else itself."""
         if not is_call_bound(program, for_speed=self._for_speed) or machine.unavailable():
             return self
-        return native.NativeExecutor().bound_to(program, is_free, dying)
+        return native.NativeExecutor(rounds=self._for_speed).bound_to(program, is_free, dying)

@@ -72,6 +72,10 @@ class NativeExecutor:
         """The same where results may differ by rounding."""
         return replace(self, rounds=True)
 
+    def made_for_speed(self) -> NativeExecutor:
+        """The same, for programs that differ by rounding as it is."""
+        return self.with_rounding()
+
     @property
     def multiplies_panels(self) -> bool:
         """Whether it can claim products by weights in panels."""
