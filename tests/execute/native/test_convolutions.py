@@ -15,7 +15,7 @@ import dovetail
 from dovetail.execute.native import convolutions
 from dovetail.execute.native.convolutions import convolution_call, convolution_function, planned
 from dovetail.execute.native.machine import driver
-from dovetail.execute.native.panels import multiplies_panels, usual_tile
+from dovetail.execute.native.panels import multiplies_panels
 from dovetail.execute.native.rows import table_row
 from dovetail.execute.native.tile_text import NARROW, WIDE, Tile
 from dovetail.ops.packed import ACTIVATIONS, applied
@@ -163,15 +163,19 @@ def test_other_padding_behind_than_before(tile: Tile, padding: list[int]) -> Non
             torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize("padding", [*product((0, 1), (0, 2), (0, 1), (0, 3))])
-def test_copies_of_planes_have_zeros_around(padding: tuple[int, int, int, int]) -> None:
+def test_copies_of_planes_have_zeros_around(padding: tuple[int, int, int, int], tile: Tile) -> None:
     before, behind, above, below = padding
-    x = torch.randn(2, 3, 5, 4)
-    high, wide = 5 + above + below, 4 + before + behind
-    padded, sizes = torch.full((2, high, wide, 3), torch.nan), (2, 5, 4, 3, above, before, high, wide)
-    function, more = convolution_function("planes", usual_tile()), struct.pack("8q", *sizes)
-    assert driver()(table_row(function, 1, [padded.data_ptr(), x.data_ptr()], (), more), 1, 1, 0) == 0
-    assert torch.equal(padded, nn.functional.pad(x, padding).permute(0, 2, 3, 1))
+    function = convolution_function("planes", tile)
+    for channels, width in product((1, 2, 3, 4, 5), (4, 16, 37)):
+        x = torch.randn(2, channels, 5, width)
+        high, wide = 5 + above + below, width + before + behind
+        padded = torch.full((2, high, wide, channels), torch.nan)
+        more = struct.pack("8q", 2, 5, width, channels, above, before, high, wide)
+        pointers = [padded.data_ptr(), x.data_ptr()]
+        assert driver()(table_row(function, padded.numel(), pointers, (), more), 1, 1, 0) == 0
+        assert torch.equal(padded, nn.functional.pad(x, padding).permute(0, 2, 3, 1))
 
 
 def test_images_of_planes_with_padding_behind_only() -> None:

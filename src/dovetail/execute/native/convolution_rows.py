@@ -120,7 +120,7 @@ def convolution_row(claims: Sequence[ConvolutionClaim], _: Storages, addresses: 
     if plan.pads:
         more = struct.pack(f"{len(plan.pads)}q", *plan.pads)
         copy = convolution_function("planes" if claim.is_of_planes else "pad", tile)
-        before.append(ReadyRow(copy, 1 if claim.is_of_planes else plan.padded, (room, x), more=more))
+        before.append(ReadyRow(copy, plan.padded, (room, x), more=more, marks=LOOSE))
         x = room
     flags = [value is not None for value in given]
     more = struct.pack(f"{len(plan.sizes) + len(flags)}q2fq", *plan.sizes, *flags, *claim.finish)

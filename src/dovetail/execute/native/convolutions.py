@@ -44,7 +44,7 @@ def convolution_function(kind: str, tile: Tile) -> int:
     """The address of the function of such rows. kind: pad, planes, pixels, direct or depthwise."""
     if kind == "pixels":
         return panel_function(tile)
-    copies = {"pad": lambda _: pad_text(), "planes": lambda _: planes_text()}
+    copies = {"pad": lambda _: pad_text(), "planes": lambda tile: planes_text(tile.lanes)}
     text = {**copies, "direct": direct_text, "depthwise": depthwise_text}[kind](tile)
     found = function_of(text.replace("NAME", kind), kind, ())
     assert found is not None, "it calls nothing"

@@ -2,7 +2,7 @@
 
 pad      slots: items, pointers (padded, x), images, height, width, channels, rows above, columns before, height and
          width with padding; items are shares of the work
-planes   the same with 1 in the place of items, of an image whose channels come first
+planes   the same, of images whose channels come first
 
 A room is memory for the lines that some pixels of a result read. Each thread takes one for as long as it computes: a
 large image with padding around would leave the cache before it is read.
@@ -19,6 +19,8 @@ _MEMORY = """
 declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
 declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
 """
+_ITEMSIZE = 4  # bytes of a `float`
+_INTERLEAVED = 4  # channels at most of which vectors are put into order
 _LINES = "ptr {}, ptr {}, i64 {}, i64 {}, i64 {}, i64 {}, i64 {}, i64 {}, i64 {}, i64 {}, i64 {}"
 _GEOMETRY = ("height", "width", "channels", "above", "before", "high", "wide")
 
@@ -75,32 +77,74 @@ def pad_text() -> str:
     return lines_text() + out.finished()
 
 
-def planes_text() -> str:
-    """The function that copies an image of planes to one with channels last, with padding around."""
+def planes_text(lanes: int) -> str:
+    """The function that copies images of planes to ones with channels last, with padding around. lanes: of a vector."""
     out = Function("define void @NAME(ptr %row, i64 %from, i64 %to)")
-    padded, x = (out.slot("%row", at, "ptr") for at in (1, 2))
+    items, padded, x = out.slot("%row", 0), out.slot("%row", 1, "ptr"), out.slot("%row", 2, "ptr")
     images, height, width, channels, above, before, high, wide = (out.slot("%row", at) for at in range(3, 11))
+    lines, line = out.mul(images, high), out.mul(wide, channels)
+    first, end = (out.set(f"sdiv i64 {out.mul(bound, lines)}, {items}") for bound in ("%from", "%to"))
+    middle, plane = out.mul(width, channels), out.mul(height, width)
+    left = out.mul(before, channels)
+    behind = out.add(left, middle)
+    right = out.set(f"sub i64 {line}, {behind}")
+    with out.loop(first, end) as number:
+        start = out.element("float", padded, out.mul(number, line))
+        image, at = (out.set(f"{what} i64 {number}, {high}") for what in ("sdiv", "srem"))
+        y = out.set(f"sub i64 {at}, {above}")
+        is_inside = out.set(f"icmp ult i64 {y}, {height}")  # as numbers without a sign, those above are large
+        with out.when(is_inside):
+            given = out.element("float", x, out.add(out.mul(out.mul(image, channels), plane), out.mul(y, width)))
+            made = out.element("float", start, left)
+            _clear(out, start, left)
+            _clear(out, out.element("float", start, behind), right)
+            out.line(f"call void @NAME_line(ptr {made}, ptr {given}, i64 {width}, i64 {plane}, i64 {channels})")
+        with out.when(out.set(f"xor i1 {is_inside}, true")):
+            _clear(out, start, line)
+    return _MEMORY + _line_text(lanes) + out.finished()
 
-    def times(a: str, b: str) -> str:
-        return out.set(f"mul i64 {a}, {b}")
 
-    def plus(a: str, b: str) -> str:
-        return out.set(f"add i64 {a}, {b}")
+def _clear(out: Function, start: str, count: str) -> None:
+    """So many `float` become zero."""
+    size = out.mul(count, str(_ITEMSIZE))
+    out.line(f"call void @llvm.memset.p0.i64(ptr {start}, i8 0, i64 {size}, i1 false)")
 
-    line = times(wide, channels)
-    size = times(times(times(images, high), line), "4")
-    with out.when(out.set(f"icmp ne i64 {times(high, wide)}, {times(height, width)}")):
-        out.line(f"call void @llvm.memset.p0.i64(ptr {padded}, i8 0, i64 {size}, i1 false)")
-    with out.loop("0", images) as n, out.loop("0", height) as y:
-        row = times(plus(plus(times(n, high), above), y), line)
-        start = out.element("float", padded, plus(row, times(before, channels)))
-        with out.loop("0", channels) as c:
-            plane = times(plus(times(plus(times(n, channels), c), height), y), width)
-            given, made = out.element("float", x, plane), out.element("float", start, c)
-            with out.loop("0", width) as at:
-                number = out.load("float", out.element("float", given, at))
-                out.line(f"store float {number}, ptr {out.element('float', made, times(at, channels))}, align 4")
-    return _MEMORY + out.finished()
+
+def _line_text(lanes: int) -> str:
+    """`NAME_line`, which copies a line of each plane to pixels with channels last, by vectors for few channels."""
+    out = Function("define internal void @NAME_line(ptr %to, ptr %x, i64 %width, i64 %plane, i64 %channels)")
+    whole = out.variable("i64", "0")  # pixels that are done
+    for count in range(1, _INTERLEAVED + 1):
+        with out.when(out.set(f"icmp eq i64 %channels, {count}")):
+            vectors = out.mul(out.set(f"sdiv i64 %width, {lanes}"), str(lanes))
+            with out.loop("0", vectors, str(lanes)) as at:
+                starts = [out.element("float", "%x", out.add(out.mul("%plane", str(c)), at)) for c in range(count)]
+                loaded = [out.load(f"<{lanes} x float>", start) for start in starts]
+                to = out.element("float", "%to", out.mul(at, str(count)))
+                out.line(f"store <{count * lanes} x float> {_interleaved(out, loaded, lanes)}, ptr {to}, align 4")
+            out.line(f"store i64 {vectors}, ptr {whole}, align 8")
+    done = out.load("i64", whole, 8)
+    with out.loop("0", "%channels") as c:
+        given = out.element("float", "%x", out.mul(c, "%plane"))
+        with out.loop(done, "%width") as at:
+            number = out.load("float", out.element("float", given, at))
+            to = out.element("float", "%to", out.add(out.mul(at, "%channels"), c))
+            out.line(f"store float {number}, ptr {to}, align 4")
+    return out.finished()
+
+
+def _interleaved(out: Function, vectors: list[str], lanes: int) -> str:
+    """The first elements of some vectors, then the second ones, and so on."""
+
+    def beside(pair: list[str], size: int, mask: list[int]) -> str:
+        a, b = [*pair, "poison"][:2]
+        kind, places = f"<{size} x float>", ", ".join(f"i32 {place}" for place in mask)
+        return out.set(f"shufflevector {kind} {a}, {kind} {b}, <{len(mask)} x i32> <{places}>")
+
+    if len(vectors) == 1:
+        return vectors[0]
+    halves = [beside(vectors[at : at + 2], lanes, [*range(2 * lanes)]) for at in range(0, len(vectors), 2)]
+    return beside(halves, 2 * lanes, [c * lanes + at for at in range(lanes) for c in range(len(vectors))])
 
 
 def rooms_text() -> str:
