@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+import dovetail
 from dovetail.execute.native import clusters
 from dovetail.execute.native.arrange import OpenRow
 from dovetail.execute.native.call_memory import CallMemory, call_memory
 from dovetail.inspect.memory import measure_peak
-from dovetail.ir.program import Value
+from dovetail.ir.program import TensorMeta, Value
 from tests.execute.native.programs import aten, calls_counted, compiled, drawn_program, outcome
 from tests.execute.native.segments import Segment, drawn_segment
 from tests.rotation import rotated
@@ -48,6 +50,7 @@ def _as_little_as_can_be(
     sizes: Mapping[int, int],
     scratch: Sequence[int],
     most: float,
+    rooms: Mapping[int, int] = MappingProxyType({}),
 ) -> CallMemory | None:
     """The memory of a call that may take no more than what is needed at once; checked by itself."""
     touched = [set(row.touched) for row in rows]
@@ -61,14 +64,15 @@ def _as_little_as_can_be(
             if any(value.tensor.storage in found for found in touched[: at + 1])
         )
     needed = max(held, default=0)
-    assert (call_memory(rows, inner, results, sizes, scratch, most) is None) == (needed > most)
-    assert call_memory(rows, inner, results, sizes, scratch, needed - 1) is None
+    assert (call_memory(rows, inner, results, sizes, scratch, most, rooms) is None) == (needed > most)
+    assert call_memory(rows, inner, results, sizes, scratch, needed - 1, rooms) is None
     if needed > most:
         return None
-    memory = call_memory(rows, inner, results, sizes, scratch, needed)
+    memory = call_memory(rows, inner, results, sizes, scratch, needed, rooms)
     assert memory is not None
     pieces = {piece.value: piece for piece in memory.pieces}
     used = [(memory.addresses[x], sizes[x], found) for x, found in spans.items() if found]
+    used += [(address, rooms[at], [at]) for at, address in memory.rooms.items()]
     for number, (address, size, found) in enumerate(used):
         piece = pieces[address.value]
         assert piece.last is not None
@@ -82,7 +86,7 @@ def _as_little_as_can_be(
         there = [
             piece.size for piece in pieces.values() if piece.first <= at and (piece.last is None or at <= piece.last)
         ]
-        assert sum(there) + scratch[at] <= needed
+        assert sum(there) + scratch[at] - (rooms[at] if at in memory.rooms else 0) <= needed
     return memory
 
 
@@ -108,3 +112,28 @@ def test_storages_of_one_size_take_turns() -> None:
     assert memory is not None
     assert len(memory.pieces) == 3
     assert call_memory(rows, range(41), (), sizes, scratch, 640 + 63) is None
+
+
+def test_a_block_has_what_rows_take_for_themselves_and_not_what_is_too_large_for_it() -> None:
+    """The first row needs most, and a result is there at the end: no block that stays so long has all of that."""
+    touched = [{0}, {0, 1}, {1, 2}, {2, 3}, {3, 4}]
+    rows: list[Any] = [SimpleNamespace(touched=dict.fromkeys(each)) for each in touched]
+    result = Value("result", TensorMeta((16,), (1,), 0, torch.float32, torch.device("cpu"), 4))
+    sizes, scratch = {0: 6400, 1: 640, 2: 640, 3: 64, 4: 64}, [3200, 0, 640, 0, 7]
+    memory = _as_little_as_can_be(rows, range(4), [result], sizes, scratch, 9600, {0: 3200, 2: 640})
+    assert memory is not None
+    assert len(memory.pieces) == 3, "one for the largest, a block, and the result"
+    assert memory.rooms.keys() == {0, 2}
+
+
+def test_images_that_are_copied_lie_in_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[CallMemory | None] = []
+    plan = clusters.call_memory
+    monkeypatch.setattr(clusters, "call_memory", lambda *given: found.append(plan(*given)) or found[-1])
+    layers = [nn.Conv2d(3, 32, 3, 2, 1), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1), nn.Conv2d(32, 32, 3, padding=1)]
+    model, x = nn.Sequential(*layers).eval(), torch.randn(1, 3, 48, 48)
+    with torch.no_grad():
+        frozen = dovetail.freeze(model, (x,), passes="fast", executors=("native", "aten"))
+        torch.testing.assert_close(frozen(x), model(x), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(frozen(2 * x), model(2 * x), rtol=1e-5, atol=1e-5)
+    assert any(memory is not None and memory.rooms for memory in found)

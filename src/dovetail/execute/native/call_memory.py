@@ -1,17 +1,19 @@
 """Memory that a call of a cluster takes while it runs: each piece before the first row that needs it.
 
 What is read behind the cluster is a piece that becomes a tensor of Python's when the call has ended. What only the
-cluster sees is let go behind the last row that needs it: as one block, in which storages that are not needed at the
-same time share bytes, or, where a block that stays for all of them would be too much, as pieces that storages of one
-size have one after the other.
+cluster sees, and what rows take for themselves, is let go behind the last row that needs it: as one block, in which
+storages that are not needed at the same time share bytes; or, where a block that stays for all of them would be too
+much, as a block but for a few large ones, or as pieces that storages of one size have one after the other.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
+from types import MappingProxyType
 from typing import TypeAlias
 
 import torch
@@ -40,16 +42,19 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class CallMemory:
-    """pieces: in the order in which they are taken. addresses: by storage that only the cluster sees. own_bytes: that
-    are there at most besides what is read behind the cluster.
+    """pieces: in the order in which they are taken. addresses: by storage that only the cluster sees. rooms: by number,
+    of rows whose own memory is in a piece. own_bytes: that are there at most besides what is read behind the cluster.
     """
 
     pieces: tuple[Piece, ...]
     addresses: Mapping[int, Address]
+    rooms: Mapping[int, Address]
     own_bytes: int
 
 
-_Placed: TypeAlias = tuple[Piece, dict[int, Address]]  # with the storages in it
+_APART = (0, 1, 2, 4)  # how many of the largest are left out of a block
+
+_Placed: TypeAlias = tuple[Piece, dict[int, Address]]  # with the storages in it, and rooms: see `_room`
 
 
 def call_memory(
@@ -59,11 +64,13 @@ def call_memory(
     sizes: Mapping[int, int],
     scratch: Sequence[int],
     most: float,
+    rooms: Mapping[int, int] = MappingProxyType({}),
 ) -> CallMemory | None:
     """The memory of a call; None where it takes too much.
 
     inner: storages that only the cluster sees. results: what others see. sizes: bytes of both. scratch:
-    what each row takes for itself. most: bytes that may be there at once.
+    what each row takes for itself. most: bytes that may be there at once. rooms: what rows take for themselves by rows
+    around them, by number.
     """
     spans: dict[int, tuple[int, int]] = {}
     for at, row in enumerate(rows):
@@ -78,13 +85,26 @@ def call_memory(
     load = _load([*kept, *(piece for piece, _ in apart)], scratch)
     if max(load, default=0) > most:  # nothing takes less
         return None
-    for found in _in_one_block(spans, sizes), _in_turns(spans, sizes, load, most):
+    within = {**spans, **{_room(at): (at, at) for at in rooms}}
+    all_sizes = {**sizes, **{_room(at): size for at, size in rooms.items()}}
+    for find in (
+        *(partial(_in_block_but_for, count, within, all_sizes) for count in _APART),
+        partial(_in_turns, spans, sizes, load, most),
+    ):
+        found = find()
+        addresses = {storage: address for _, placed in found for storage, address in placed.items()}
+        own = [more - rooms.get(at, 0) * (_room(at) in addresses) for at, more in enumerate(scratch)]
         pieces = sorted((*kept, *(piece for piece, _ in found)), key=lambda piece: piece.first)
-        peak = max(_load(pieces, scratch), default=0)
+        peak = max(_load(pieces, own), default=0)
         if peak <= most:
             break
-    addresses = {storage: address for _, placed in found for storage, address in placed.items()}
-    return CallMemory(tuple(pieces), addresses, peak - sum(piece.size for piece in kept))
+    placed = {at: addresses.pop(_room(at)) for at in rooms if _room(at) in addresses}
+    return CallMemory(tuple(pieces), addresses, placed, peak - sum(piece.size for piece in kept))
+
+
+def _room(at: int) -> int:
+    """What stands for a row's own memory among the numbers of storages."""
+    return -1 - at
 
 
 def _in_one_block(spans: Mapping[int, tuple[int, int]], sizes: Mapping[int, int]) -> list[_Placed]:
@@ -97,6 +117,14 @@ def _in_one_block(spans: Mapping[int, tuple[int, int]], sizes: Mapping[int, int]
     first, last = min(first for first, _ in spans.values()), max(last for _, last in spans.values())
     placed = {storage: Address(block, offset) for storage, offset in zip(spans, offsets, strict=True)}
     return [(Piece(block, block.tensor, size, first, last), placed)]
+
+
+def _in_block_but_for(count: int, spans: Mapping[int, tuple[int, int]], sizes: Mapping[int, int]) -> list[_Placed]:
+    """One block but for so many of the largest, each of which is a piece, unless it is a room."""
+    largest = sorted(spans, key=sizes.__getitem__, reverse=True)[:count]
+    within = {storage: span for storage, span in spans.items() if storage not in largest}
+    apart = {storage: spans[storage] for storage in largest if storage >= 0}
+    return [*_in_one_block(within, sizes), *_one_by_one(apart, sizes)]
 
 
 def _one_by_one(spans: Mapping[int, tuple[int, int]], sizes: Mapping[int, int]) -> list[_Placed]:
@@ -161,6 +189,21 @@ def with_memory(rows: Mapping[int, ReadyRow], pieces: Sequence[Piece]) -> list[R
         found += [*rows[at].before, rows[at], *rows[at].after] if at in rows else []
         found += [letting_go(piece.value) for piece in pieces if piece.last == at]
     return found
+
+
+def in_room(row: ReadyRow, place: Address) -> ReadyRow:
+    """A row whose own memory, which rows around it would take, lies somewhere already."""
+    (room,) = {each.defines for each in row.before} - {None}
+
+    def moved(row: ReadyRow) -> ReadyRow:
+        pointers = (
+            replace(place, behind=place.behind + each.behind) if each is not None and each.value == room else each
+            for each in row.pointers
+        )
+        return replace(row, pointers=tuple(pointers))
+
+    before = tuple(moved(each) for each in row.before if each.defines is None)
+    return replace(moved(row), before=before, after=tuple(each for each in row.after if each.ends is None))
 
 
 def around(name: str, size: int) -> tuple[Value, ReadyRow, ReadyRow]:

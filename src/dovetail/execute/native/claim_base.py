@@ -56,6 +56,11 @@ class PlacedBase:
         return alone
 
     @property
+    def room(self) -> int:
+        """How much of that rows around its row take: see `call_memory.around`."""
+        return 0
+
+    @property
     def written(self) -> Value:
         """The value that describes the memory that is written."""
         return self.result if self.into is None else self.into
@@ -89,6 +94,11 @@ class OwnKernelBase(PlacedBase):
     def own_bytes(self) -> int:
         """What it takes for itself while it runs."""
         return 0
+
+    @property
+    def room(self) -> int:
+        """All of that."""
+        return self.own_bytes
 
     def is_proven(self) -> bool:
         """It is the kernel that the node has by itself."""

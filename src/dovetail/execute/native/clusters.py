@@ -14,7 +14,7 @@ import torch
 
 from dovetail.analysis.liveness import input_bytes, last_uses, storage_bytes
 from dovetail.execute.native.arrange import OpenRow, rows_of
-from dovetail.execute.native.call_memory import CallMemory, call_memory, with_memory
+from dovetail.execute.native.call_memory import CallMemory, call_memory, in_room, with_memory
 from dovetail.execute.native.claim_base import own_bytes_of
 from dovetail.execute.native.computed import computing_rows
 from dovetail.execute.native.costs import cost_of_call, cost_of_nodes, has_large_loops
@@ -235,7 +235,9 @@ class _Memory:
         made = self._made(claims, others, places)
         known = Storages(unread, self.loose)
         found = {at: row_of(row.claims, known, places.addresses, row.rows) for at, row in enumerate(rows)}
-        ready = {at: row for at, row in found.items() if row is not None}
+        ready = {
+            at: in_room(r, memory.rooms[at]) if at in memory.rooms else r for at, r in found.items() if r is not None
+        }
         if made is None or not ready:
             return None
         early = list(dict.fromkeys(check for row in ready.values() for check in row.checks))
@@ -311,7 +313,8 @@ class _Memory:
             for sizes, (before, during) in zip(self.sizes, self.loads, strict=True)
         )
         scratch = [max(each.bytes_in_row(self.scratch.get(each.node, 0)) for each in row.claims) for row in rows]
-        return call_memory(rows, inner, results, self.sizes[0], scratch, room)
+        rooms = {at: size for at, row in enumerate(rows) for each in row.claims if (size := each.room)}
+        return call_memory(rows, inner, results, self.sizes[0], scratch, room, rooms)
 
     def _is_inner(self, storage: int, last: int) -> bool:
         """Whether nothing behind a node sees a storage of some bytes, which are known."""

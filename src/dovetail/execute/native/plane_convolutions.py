@@ -87,6 +87,11 @@ class PlaneClaim(PlacedBase):
         """What its rows take while they run."""
         return _ITEMSIZE * max(_room_of(part, self.question) for part in _parts(self))
 
+    @property
+    def room(self) -> int:
+        """All of that."""
+        return self.bytes_in_row(0)
+
     def is_proven(self) -> bool:
         """Whether rows give torch's results but for rounding."""
         question = self.question

@@ -91,6 +91,10 @@ class RowClaim(Protocol):
     def bytes_in_row(self, alone: int) -> int:
         """What its row takes while it runs. alone: what the node takes by itself."""
 
+    @property
+    def room(self) -> int:
+        """How much of that rows around its row take: see `call_memory.around`."""
+
     def accesses(self) -> Sequence[Access]:
         """What it touches."""
 
