@@ -206,7 +206,8 @@ def test_a_frozen_model(tmp_path: Path, executors: tuple[str, ...]) -> None:
 
 
 @needs_int8
-def test_a_network_is_one_call_with_the_bits_of_its_nodes() -> None:
+def test_a_network_is_one_call_that_gives_what_its_nodes_give() -> None:
+    """But for a norm, which is a loop over rows where sizes are known."""
     model, x = _model(), torch.randn(5, 256)
     frozen: Any = dovetail.freeze(model, (x,), passes="int8", dynamic_shapes="static")
     symbolic = dovetail.freeze(model, (x,), passes="int8")
@@ -214,7 +215,7 @@ def test_a_network_is_one_call_with_the_bits_of_its_nodes() -> None:
     code = variant.runner.graph.forward
     (group,) = code.executors.groups.values()
     assert (group.first, group.last) == (0, len(code.program.nodes) - 1)
-    assert torch.equal(frozen(x), symbolic(x))
+    torch.testing.assert_close(frozen(x), symbolic(x), rtol=1e-5, atol=1e-6)
 
 
 @needs_int8

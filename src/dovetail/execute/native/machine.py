@@ -204,8 +204,10 @@ def _machine() -> Any:
 
 @cache
 def _engine() -> Any:
-    """What holds all machine code of the process, to its end."""
-    return _binding().create_mcjit_compiler(_binding().parse_assembly(""), _new_machine())
+    """What holds all machine code of the process, to its end: own threads may still run some when Python has ended."""
+    engine = _binding().create_mcjit_compiler(_binding().parse_assembly(""), _new_machine())
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(engine))
+    return engine
 
 
 def _address(text: str, name: str) -> int:
