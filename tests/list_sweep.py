@@ -60,6 +60,7 @@ LISTS = (
     "tests/execute/native/test_repeats.py",
     "tests/execute/native/test_sums.py",
     "tests/execute/test_arena.py",
+    "tests/frontends/freezing/test_drawn_images.py",
     "tests/frontends/freezing/test_recurrent.py",
     "tests/frontends/generation/test_generate.py",
     "tests/frontends/step/test_agreement.py",
