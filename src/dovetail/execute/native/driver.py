@@ -14,7 +14,7 @@ each part may be computed in another way (`formula.is_rest`), but for rows marke
 parts. A function that fails sets the number of items in its row to -1.
 
 Threads stay with a table over many rows (`team_text`). Each takes a part that nobody has taken yet; so a thread that
-has no processor for now, because others use the machine, holds nobody up but with the part that it is at. Rows marked
+has no processor for now, because others use the machine, delays others by the part that it is at, and by nothing else. Rows marked
 `APART` call functions of torch or MKL that share their own work among the pool's threads: a parallel region ends before
 them. Those marked `SERIAL` have so little to do that a thread's way there and back would take longer: such functions
 find a pool of one thread.
