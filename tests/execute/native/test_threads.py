@@ -325,6 +325,7 @@ def test_own_threads_sleep_and_wake_and_block_signals() -> None:
     for worker in workers:
         blocked = Path(f"/proc/self/task/{worker}/status").read_text().partition("SigBlk:\t")[2].split()[0]
         assert int(blocked, 16) >> (signal.SIGINT - 1) & 1
+        assert not int(blocked, 16) >> (signal.SIGSEGV - 1) & 1
 
 
 @pytest.mark.skipif(not machine.has_own_threads(), reason="there are none here")

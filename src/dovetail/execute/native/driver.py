@@ -13,11 +13,11 @@ operators: the pool of the OpenMP library that torch has loaded. Work is cut as 
 each part may be computed in another way (`formula.is_rest`), but for rows marked `LOOSE`, of which there are smaller
 parts. A function that fails sets the number of items in its row to -1.
 
-Threads stay with a table over many rows (`team_text`). Each takes a part that nobody has taken yet; so a thread that
-has no processor for now, because others use the machine, delays others by the part that it is at, and by nothing else. Rows marked
-`APART` call functions of torch or MKL that share their own work among the pool's threads: a parallel region ends before
-them. Those marked `SERIAL` have so little to do that a thread's way there and back would take longer: such functions
-find a pool of one thread.
+Threads stay with a table over many rows (`team_text`). Each takes a part that has not been taken; so a thread that has
+no processor for now, because others use the machine, delays others by the part that it is at, and by nothing else.
+Rows marked `APART` call functions of torch or MKL that share their own work among the pool's threads: a parallel region
+ends before them. Those marked `SERIAL` have so little to do that a thread's way there and back would take longer: such
+functions find a pool of one thread.
 
 threads: at most so many; less than 0: as many, of dovetail's own, for which nobody waits at the end of a region. They
 would get in the way of the pool's, which look for work for some milliseconds after each region: so they are for tables
@@ -207,6 +207,7 @@ def _drive_text(has_pool: bool, has_own: bool) -> str:
     threads = out.set("call i64 @llvm.abs.i64(i64 %threads, i1 false)") if has_pool else "1"
     threads = out.set(f"call i64 @llvm.smin.i64(i64 {threads}, i64 {_MOST_THREADS})")
     _begin(team, threads, "-1")
+    team.put(SLEEPERS, "0")
     with out.until() as stop:
         out.line(f"call void @go_on(ptr {own}, i1 false)")
         at = _stop_at_end(out, team, stop)

@@ -14,6 +14,8 @@ Source: the LLVM language reference; futex(2); pthreads(7).
 
 from __future__ import annotations
 
+import signal
+
 from dovetail.execute.native.llvm_function import Function
 
 WORDS = 48
@@ -34,6 +36,7 @@ SYSTEM = ("pthread_create", "pthread_detach", "pthread_sigmask", "syscall")
 
 _FUTEX, _WAIT, _WAKE = 202, 128, 129  # a system call of Linux on x86-64, and what it is to do, within one process
 _SIGNALS = 16  # words of a set of them
+_OF_THREAD = ("SIGILL", "SIGTRAP", "SIGABRT", "SIGBUS", "SIGFPE", "SIGSEGV", "SIGPROF")
 _PATIENCE = 128  # looks for something to do, between which a thread lets others have its processor
 _AWAKE = 250_000  # cycles of the processor's clock without anything to do, after which a thread sleeps
 
@@ -183,13 +186,15 @@ def _sleep_text() -> str:
 
 def _worker_text() -> str:
     """`@worker`: what an own thread does, to the end of the process. index: its number, as a pointer. Threads behind
-    those that a call asks for leave it alone. Signals are for others.
+    those that a call asks for leave it alone. Signals are for others, but for those that a thread raises itself.
     """
     out = Function("define internal ptr @worker(ptr %index)")
     team = Team(out, "@pool")
     signals = out.memory(f"[{_SIGNALS} x i64]")
     with out.loop("0", str(_SIGNALS)) as at:
         out.line(f"store i64 -1, ptr {out.element('i64', signals, at)}, align 8")
+    blocked = -1 - sum(1 << (getattr(signal, name) - 1) for name in _OF_THREAD)
+    out.line(f"store i64 {blocked}, ptr {signals}, align 8")
     out.set(f"call i32 @pthread_sigmask(i32 0, ptr {signals}, ptr null)")
     number = out.set("ptrtoint ptr %index to i64")
     looks, since = out.variable("i64", "0"), out.variable("i64", out.set("call i64 @llvm.readcyclecounter()"))
