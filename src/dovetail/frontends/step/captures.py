@@ -106,7 +106,7 @@ class StepCaptures:
         """The program that was chosen has run: the state that was made for it is there to stay."""
         self._put = []
         if variant.calls > 1:
-            self._rounds = 0
+            self._rounds, variant.is_once = 0, False
 
     def did_not_run(self, why: str = "") -> None:
         """It has not, and nothing was written: all is to be as it was. why: eager mode goes on, if that is new."""
