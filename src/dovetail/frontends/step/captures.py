@@ -362,6 +362,7 @@ class StepCaptures:
                     first = first or (None if isinstance(error, NotBeforeRuns) else error)
                     if fewer is None:  # it is not because of numbers that are inputs
                         assert first is not None, "only one of the user's functions could not be called"
+                        first = error if isinstance(error, CaptureFailed) and not self._failed else first
                         raise first from first.__cause__
                     left_out |= fewer
         raise CaptureFailed(error="each attempt shows more that it reads or changes")
