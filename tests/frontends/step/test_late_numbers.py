@@ -14,6 +14,7 @@ from torch.optim import lr_scheduler as schedulers
 
 import dovetail
 from dovetail.errors import StateChangedOtherwise, UnsupportedStep
+from dovetail.frontends.step import host_calls
 
 
 @dataclass
@@ -300,6 +301,20 @@ CASES: dict[str, tuple[Make, Body, Any]] = {
 def test_like_eager(name: str) -> None:
     case = CASES[name]
     assert _outcome(*case, compiled=True)[0] == _outcome(*case, compiled=False)[0]
+
+
+def test_what_is_said_once_does_not_shift_the_schedulers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a library says once is made by the first run alone: numbers are read after the same schedulers in all."""
+    monkeypatch.setattr(host_calls, "is_remembered", lambda *_: True)
+
+    def body(t: Training, x: Tensor) -> Any:
+        warnings.warn("said once", stacklevel=1)
+        return _two(t, x)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found, expected = (_outcome(_pair, body, _adam, compiled=which)[0] for which in (True, False))
+    assert found == expected
 
 
 def test_no_warning_about_an_optimizer_that_has_not_stepped() -> None:

@@ -119,10 +119,10 @@ class StepRunner:
         Raises: NothingWritten where a scheduler holds no such rates any more.
         """
         read.update((place, bindings.reads[place](leaves)) for place in bindings.early)
-        for number, call in enumerate(self.host_calls):
+        for call, scheduler in zip(self.host_calls, bindings.schedulers, strict=True):
             if call.before:
-                call.make_first(bindings.schedulers[number])
-                read.update((place, get()) for place, after, get in bindings.late if after == number)
+                call.make_first(scheduler)
+                read.update((place, get()) for place, after, get in bindings.late if after == call.number)
         if any(number is None for number in read.values()):
             raise NothingWritten
 
