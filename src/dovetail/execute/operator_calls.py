@@ -24,7 +24,14 @@ from dovetail.ir.sizes import Number, Scalar, evaluate, with_numbers
 from dovetail.ops.collectives import WAIT
 from dovetail.ops.facts import facts_of
 from dovetail.ops.scaling import NUMBER, Axis, operand_names
-from dovetail.ops.whole_numbers import operator_of, reads_of_partner, reads_of_partners, takes_zeros
+from dovetail.ops.whole_numbers import (
+    fill_whole_numbers,
+    needs_other_numbers,
+    operator_of,
+    reads_of_partner,
+    reads_of_partners,
+    takes_zeros,
+)
 from dovetail.torch_compat.dispatch import schema_of
 from dovetail.torch_compat.modes import matmul_precision
 
@@ -100,8 +107,7 @@ class OperatorCall:
         return OperatorCall(self.node, args, kwargs, results, self.is_safe, key, True)
 
     def _named(self) -> dict[str, Operand]:
-        names = operand_names(self.node)
-        return dict(zip(names, self.args, strict=False)) | dict(self.kwargs)
+        return dict(zip(operand_names(self.node), self.args, strict=False)) | dict(self.kwargs)
 
     def operands(self) -> tuple[list[Any], dict[str, Any]]:
         """New tensors to apply the operator to. Raises: what the operators raise that make some of them."""
@@ -109,9 +115,11 @@ class OperatorCall:
         shared = [(x.sharing, x.size_bytes, x.dtype) for x in described if x.sharing is not None]
         blocks = blocks_for(shared, self.device) if shared else {}
         args = [_with_tensors(x, blocks) for x in self.args]
+        kwargs = {name: _with_tensors(x, blocks) for name, x in self.kwargs.items()}
+        fill_whole_numbers(self.node, dict(zip(operand_names(self.node), args, strict=False)) | kwargs)
         if isinstance(self.node.target, Prim) and self.node.target.prepared is not None:
             args = self.node.target.prepared(args)
-        return args, {name: _with_tensors(x, blocks) for name, x in self.kwargs.items()}
+        return args, kwargs
 
     def run(self) -> object:
         """Apply the operator to new tensors."""
@@ -233,8 +241,12 @@ class CallMaker:
         zeros = [x for x in tensors if not _is_fractional(x.dtype) and x.dtype is not torch.bool and not x.is_made]
         if not zeros:
             return True
-        shapes = [_numbers(value.tensor.shape, self.known) for value in node.results() if value.is_tensor]
-        is_empty = any(0 in shape for shape in (*shapes, *(x.shape for x in tensors)))
+        looked_at = [*tensors, *(self._described(value.tensor) for value in node.results() if value.is_tensor)]
+        if needs_other_numbers(node):
+            if self._shared(node) or not operand_names(node):
+                return False
+            looked_at = [x for x in looked_at if _is_fractional(x.dtype)]
+        is_empty = any(0 in x.shape for x in looked_at)
         return takes_zeros(node) and not (is_empty and any(0 not in x.shape for x in zeros))
 
     def _shared(self, node: Node) -> dict[Value, Sharing]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 class VariantStats:
     """One program. reason: why it was captured. guard_misses: how often a question got another answer while it ran.
 
-    is_once: it is for one call, which makes what later calls find; another program is for those.
+    is_once: it has run in one call, which made what later calls find; another program is for those.
     """
 
     reason: str

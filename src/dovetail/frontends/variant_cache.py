@@ -37,7 +37,8 @@ class Variant(Generic[G, R]):
     """One program of a function, of a step, or of a frozen method.
 
     guard: for which calls it is. runner: runs it. reason: why it was captured. calls, misses: runs, and those that were
-    given up before their first write, as counted by who keeps a cache. is_once: another one is for later calls.
+    given up before their first write, as counted by who keeps a cache. is_once: it has run once, and another one is for
+    later calls.
     """
 
     guard: G

@@ -2,10 +2,15 @@
 
 Most kernels trust such tensors: positions in another tensor, pivots, lengths, memory of a library of which nobody else
 knows the layout. Zeros are not safe for all of them: a wrong pivot or a wrong workspace is read and written without a
-check. Those below take zeros as numbers, or as positions in a tensor that has a first element.
+check. Those below take zeros as numbers, or as positions in a tensor that has a first element. Some need other numbers
+in one operand (`fill_whole_numbers`).
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
 
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node
@@ -39,6 +44,11 @@ _ZEROS_ARE_NUMBERS = {
     *("diag_embed", "diagonal_scatter", "as_strided_scatter", "masked_scatter", "rot90"),
     *("pixel_shuffle", "pixel_unshuffle", "channel_shuffle"),
     "_scaled_dot_product_efficient_attention_backward",  # the seed and the offset of a generator
+}
+# Operators over bags of positions. `offsets`: where in `indices` each begins. What else they are given may be empty.
+_OF_BAGS = {
+    *("_embedding_bag", "_embedding_bag_forward_only"),
+    *("_embedding_bag_backward", "_embedding_bag_per_sample_weights_backward"),
 }
 _LU = {"linalg_lu_factor_ex", "_linalg_det", "_linalg_slogdet", "_linalg_solve_ex"}
 # Operators that read whole numbers without a check -> operators of which they are.
@@ -88,5 +98,27 @@ def takes_zeros(node: Node) -> bool:
     if op is None:
         return False
     name = schema_of(op).name.removesuffix("_")
-    is_known = name in _ZEROS_ARE_POSITIONS or name in _ZEROS_ARE_NUMBERS
+    is_known = name in _ZEROS_ARE_POSITIONS or name in _ZEROS_ARE_NUMBERS or name in _OF_BAGS
     return is_known or facts_of(op).pointwise or is_copy(op)
+
+
+def needs_other_numbers(node: Node) -> bool:
+    """Whether an operator that takes zeros needs other numbers in one operand; see `fill_whole_numbers`.
+
+    Its positions are those of elements that have fractions: other operands and results may be empty.
+    """
+    return _name(node) in _OF_BAGS
+
+
+def fill_whole_numbers(node: Node, operands: Mapping[str, object]) -> None:
+    """Put the numbers that an operator needs into operands that hold zeros. operands: by their names.
+
+    Bags lie side by side, to the last position: a last offset that is the end of the last bag has to be there. Each
+    holds something: the gradient of a maximum takes memory for those that do.
+    """
+    offsets, indices, sizes = (operands.get(name) for name in ("offsets", "indices", "bag_size"))
+    if needs_other_numbers(node) and isinstance(offsets, torch.Tensor) and isinstance(indices, torch.Tensor):
+        count = offsets.numel()
+        offsets.copy_(torch.arange(count) * indices.numel() // max(count - 1, 1))
+        if isinstance(sizes, torch.Tensor):
+            sizes.fill_(1)

@@ -27,15 +27,15 @@ from dovetail.ir.program import Program
 from dovetail.ir.sizes import Number
 from dovetail.ir.text import emit, plain_call
 from dovetail.pipeline.compile_trace import CompileTrace, Step
-from dovetail.pipeline.dump_folder import clear_errors
 from dovetail.torch_compat.fakes import is_fake
 
 if TYPE_CHECKING:
     from dovetail.artifact import call
     from dovetail.execute.arena import ArenaProgram
     from dovetail.execute.compiled import CompiledProgram
+    from dovetail.pipeline import dump_folder
 else:
-    call = deferred("dovetail.artifact.call")
+    call, dump_folder = deferred("dovetail.artifact.call"), deferred("dovetail.pipeline.dump_folder")
 
 _SERIAL = itertools.count()
 
@@ -199,7 +199,7 @@ class Dump:
         """The code of a half, which writes down its first call where calls are wanted."""
         if self._folder is None or not self._calls:
             return program
-        with clear_errors(self._folder):
+        with dump_folder.clear_errors(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
         return WatchedProgram(program, self._folder / part)
 
@@ -236,7 +236,7 @@ class Dump:
 
     def _write_file(self, name: str, text: str) -> None:
         assert self._folder is not None, "checked by the callers"
-        with clear_errors(self._folder):
+        with dump_folder.clear_errors(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
             (self._folder / name).write_text(text, encoding="utf-8", errors="replace")
 

@@ -41,7 +41,6 @@ from dovetail.errors import BadOptionValue, UnknownOption
 from dovetail.execute.installed import default_executors, executor_by_name
 from dovetail.execute.protocol import Executor
 from dovetail.partition.patterns import Patterns, patterns_of
-from dovetail.pipeline import dump_folder
 from dovetail.pipeline.compile_trace import CompileTrace
 from dovetail.pipeline.doors import Door
 from dovetail.pipeline.memory_limit import memory_limit
@@ -50,11 +49,11 @@ if TYPE_CHECKING:
     from dovetail.execute import foreign
     from dovetail.execute.foreign import Compilers
     from dovetail.partition.problem import Problem
-    from dovetail.pipeline import offload
+    from dovetail.pipeline import dump_folder, offload
     from dovetail.torch_compat.decompositions import Decompositions
 else:
     foreign = deferred("dovetail.execute.foreign")
-    offload = deferred("dovetail.pipeline.offload")
+    dump_folder, offload = deferred("dovetail.pipeline.dump_folder"), deferred("dovetail.pipeline.offload")
 
 _NO_LIMIT_BESIDE = {
     "dynamic": "one program is for all sizes of the arguments, and a limit is kept for those that it was made for",

@@ -33,6 +33,21 @@ def _gradient_of_shrinking(gradient: torch.Tensor, x: torch.Tensor, _: Any) -> t
     return _aten.mul.Tensor(gradient, x)
 
 
+def _bags(op: Callable[..., Any]) -> Callable[..., Any]:
+    """Torch's fakes make a list of bags for sums in bfloat16, where the kernel of a CPU makes none."""
+
+    def run(weight: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor, *rest: Any) -> Any:
+        given: list[Any] = [*rest, *(False, 0, False, None, False, -1)[len(rest) :]]
+        mode, weights, padding = given[1], given[3], given[5]
+        out, bags, *others = op(weight, indices, offsets, *rest)
+        has_none = weight.dtype is torch.bfloat16 and weight.device.type == "cpu" and weight.stride(1) == 1
+        if has_none and mode == 0 and padding < 0 and (weights is None or weights.stride(0) == 1):
+            bags = offsets.new_empty((0,))
+        return out, bags, *others
+
+    return run
+
+
 def _in_order(place: int) -> Callable[..., torch.Tensor]:
     """A contiguous tensor of the shape of an operand, in its dtype."""
     return lambda *operands: operands[place].new_empty(operands[place].shape)
@@ -42,6 +57,8 @@ OWN_FAKES: dict[object, Callable[..., Any]] = {
     _aten._ctc_loss.default: _ctc_loss,
     _aten._ctc_loss.Tensor: _ctc_loss_of_unknown_lengths,
     _aten._ctc_loss_backward.Tensor: _ctc_gradient,
+    _aten._embedding_bag.default: _bags(_aten._embedding_bag.default),
+    _aten._embedding_bag_forward_only.default: _bags(_aten._embedding_bag_forward_only.default),
     _aten.hardshrink_backward.default: _gradient_of_shrinking,
     _aten.softshrink_backward.default: _gradient_of_shrinking,
     _aten.multi_margin_loss_backward.default: _in_order(1),

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler as schedulers
 
 import dovetail
-from dovetail.errors import UnsupportedStep
+from dovetail.errors import StateChangedOtherwise, UnsupportedStep
+from dovetail.frontends.step import host_calls
 
 
 @dataclass
@@ -48,6 +49,11 @@ def _momentum(weights: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
 
 def _adam(weights: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(weights, 0.1)
+
+
+def _in_groups(weights: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
+    groups = [{"params": [weight], "lr": 0.1 * (number + 1)} for number, weight in enumerate(weights)]
+    return torch.optim.SGD(groups, 0.1, momentum=0.9)
 
 
 def _outcome(make: Make, body: Body, kind: Any, *, compiled: bool) -> tuple[list[Any], Any]:
@@ -160,6 +166,51 @@ def _last_lr(t: Training, x: Tensor) -> Any:
     return loss, t.scheduler.get_last_lr(), t.scheduler._last_lr[0]
 
 
+def _rates_before(t: Training, x: Tensor) -> Any:
+    rates, first = t.scheduler.get_last_lr(), t.scheduler._last_lr[0]
+    loss = t.update(x * rates[0])
+    t.scheduler.step()
+    return loss, rates, f"{first:.3e}", len(rates)
+
+
+def _rates_around(t: Training, x: Tensor) -> Any:
+    before = t.scheduler.get_last_lr()[0]
+    loss = t.update(x)
+    t.scheduler.step()
+    return loss, before, t.scheduler.get_last_lr(), t.group["lr"]
+
+
+def _asked_before(t: Training, x: Tensor) -> Any:
+    loss = t.update(x)
+    if t.scheduler.get_last_lr()[0] < 0.03:
+        loss = loss * 2
+    t.scheduler.step()
+    return loss
+
+
+def _rates_by_the_loss(t: Training, x: Tensor) -> Any:
+    rates, loss = t.scheduler.get_last_lr(), t.update(x)
+    t.scheduler.step(loss)
+    return loss, rates
+
+
+def _rates_of_parts(t: Training, x: Tensor) -> Any:
+    whole, *parts = t.scheduler
+    before = [part.get_last_lr()[0] for part in parts]
+    loss = t.update(x)
+    whole.step()
+    return loss, before, [part.get_last_lr()[0] for part in (whole, *parts)]
+
+
+def _rates_of_one_not_stepped(t: Training, x: Tensor) -> Any:
+    loss = t.update(x)
+    first, second = t.scheduler
+    first.step()
+    between = second.get_last_lr()
+    second.step()
+    return loss, between, first.get_last_lr(), second.get_last_lr()
+
+
 def _two(t: Training, x: Tensor) -> Any:
     loss = t.update(x)
     first, second = t.scheduler
@@ -198,6 +249,23 @@ def _chain(optimizer: torch.optim.Optimizer) -> Any:
     return schedulers.ChainedScheduler(parts)
 
 
+def _sequence_and_parts(optimizer: torch.optim.Optimizer) -> Any:
+    whole = _sequence(optimizer)
+    return [whole, *whole._schedulers]
+
+
+class _Tripled(schedulers.ExponentialLR):
+    """One of the user's that holds other rates than those of the groups."""
+
+    def step(self, epoch: int | None = None) -> None:
+        super().step(epoch)
+        self._last_lr = [3 * rate for rate in self._last_lr]
+
+
+def _tripled(optimizer: torch.optim.Optimizer) -> Any:
+    return _Tripled(optimizer, 0.9)
+
+
 def _pair(optimizer: torch.optim.Optimizer) -> Any:
     return [schedulers.StepLR(optimizer, 1, 0.5), schedulers.ExponentialLR(optimizer, 0.9)]
 
@@ -216,6 +284,16 @@ CASES: dict[str, tuple[Make, Body, Any]] = {
     "chain": (_chain, _returned, _adam),
     "pair": (_pair, _two, _momentum),
     "last of each": (_pair, _last_lr_of_each, _momentum),
+    **{
+        f"rates before, {make.__name__.strip('_')}": (make, _rates_before, kind)
+        for make, kind in ((_step_lr, _momentum), (_sequence, _momentum), (_cycle, _adam), (_chain, _in_groups))
+    },
+    "rates around, groups": (_step_lr, _rates_around, _in_groups),
+    "rates around, the user's": (_tripled, _rates_around, _momentum),
+    "asked before": (_step_lr, _asked_before, _momentum),
+    "rates before, by the loss": (lambda o: schedulers.ReduceLROnPlateau(o, patience=0), _rates_by_the_loss, _adam),
+    "rates of parts": (_sequence_and_parts, _rates_of_parts, _momentum),
+    "rates of one not stepped": (_pair, _rates_of_one_not_stepped, _momentum),
 }
 
 
@@ -223,6 +301,20 @@ CASES: dict[str, tuple[Make, Body, Any]] = {
 def test_like_eager(name: str) -> None:
     case = CASES[name]
     assert _outcome(*case, compiled=True)[0] == _outcome(*case, compiled=False)[0]
+
+
+def test_what_is_said_once_does_not_shift_the_schedulers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a library says once is made by the first run alone: numbers are read after the same schedulers in all."""
+    monkeypatch.setattr(host_calls, "is_remembered", lambda *_: True)
+
+    def body(t: Training, x: Tensor) -> Any:
+        warnings.warn("said once", stacklevel=1)
+        return _two(t, x)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found, expected = (_outcome(_pair, body, _adam, compiled=which)[0] for which in (True, False))
+    assert found == expected
 
 
 def test_no_warning_about_an_optimizer_that_has_not_stepped() -> None:
@@ -268,13 +360,6 @@ def _read_after_the_rates(t: Training, x: Tensor) -> Any:
     return loss, t.scheduler.get_last_lr(), t.scheduler.last_epoch
 
 
-def _rates_of_one_not_stepped(t: Training, x: Tensor) -> Any:
-    loss = t.update(x)
-    first, second = t.scheduler
-    first.step()
-    return loss, second.get_last_lr()
-
-
 @pytest.mark.parametrize(
     ("make", "body"),
     [
@@ -289,11 +374,53 @@ def test_what_cannot_be_stepped_before_the_program_is_refused(make: Make, body: 
         _outcome(make, body, _adam, compiled=True)
 
 
-@pytest.mark.parametrize(
-    ("make", "body", "what"),
-    [(_step_lr, _read_after_the_rates, "last_epoch"), (_pair, _rates_of_one_not_stepped, "get_last_lr")],
-    ids=["read after the rates", "of another scheduler"],
-)
-def test_what_no_scheduler_is_known_to_leave_is_refused(make: Make, body: Body, what: str) -> None:
-    with pytest.raises(UnsupportedStep, match=f"reads '{what}'"):
-        _outcome(make, body, _momentum, compiled=True)
+def test_what_no_scheduler_is_known_to_leave_is_refused() -> None:
+    with pytest.raises(UnsupportedStep, match="reads 'last_epoch'"):
+        _outcome(_step_lr, _read_after_the_rates, _momentum, compiled=True)
+
+
+def _put_among_the_rates(t: Training, x: Tensor) -> Any:
+    t.scheduler._last_lr[0] = 7.0
+    return t.update(x)
+
+
+def test_changing_the_list_of_rates_is_refused() -> None:
+    with pytest.raises(StateChangedOtherwise, match="changes the list of rates"):
+        _outcome(_step_lr, _put_among_the_rates, _momentum, compiled=True)
+
+
+@pytest.mark.parametrize("runs", [False, True], ids=["calls", "run"])
+def test_rates_are_read_of_the_scheduler_that_is_there(runs: bool) -> None:
+    """Another scheduler in the same place, and another state of it, need no other program; another group does."""
+
+    def outcome(compiled: bool) -> tuple[list[Any], Any]:
+        net, other = nn.Linear(3, 2), nn.Linear(3, 2)
+        t = Training(None, _momentum(net.parameters()), net)
+        t.scheduler = _step_lr(t.optimizer)
+
+        def step(x: Tensor) -> Any:
+            rates, _ = t.scheduler.get_last_lr(), net(x).sum()
+            t.scheduler.step()
+            return len(rates), rates
+
+        called: Any = dovetail.compile_step(step) if compiled else step
+        found = []
+        for number in range(8):
+            if number == 2:
+                t.scheduler = schedulers.StepLR(t.optimizer, 1, 0.9)
+            if number == 4:
+                t.scheduler.load_state_dict({**t.scheduler.state_dict(), "_last_lr": [0.25]})
+            if number == 6:
+                t.optimizer.add_param_group({"params": list(other.parameters()), "lr": 0.3})
+                t.scheduler._last_lr = [0.5, 0.25]
+                t.scheduler.base_lrs.append(0.3)
+            results = called.run([torch.ones(4, 3)]) if compiled and runs else called(torch.ones(4, 3))
+            found.append((results[0][0], [x[0] for x in results[1]]) if compiled and runs else results)
+        return found, called
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the optimizer makes no step
+        expected, _ = outcome(False)
+        found, step = outcome(True)
+    assert found == expected
+    assert [variant.calls for variant in step.stats.variants] == [6, 2]

@@ -196,6 +196,22 @@ def test_places_outside_raise_what_eager_mode_raises() -> None:
     assert torch.equal(theirs.buffer, mine.buffer)
 
 
+def test_a_part_outside_raises_what_eager_mode_raises() -> None:
+    """Torch writes the number into its message, while the step is recorded with a number of each call."""
+    s, buffer = SimpleNamespace(at=0), torch.zeros(8, 3)
+
+    def step() -> Tensor:
+        s.at += 1
+        return buffer.narrow(0, s.at, 4) * 2
+
+    compiled = dovetail.compile_step(step)
+    for _ in range(4):
+        assert torch.equal(compiled(), torch.zeros(4, 3))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=f"start .{s.at + 1}. . length .4. exceeds dimension size .8."):
+            compiled()
+
+
 def test_numbers_that_code_needs_have_programs_of_their_own() -> None:
     s = SimpleNamespace(count=0)
 

@@ -106,7 +106,7 @@ class StepCaptures:
         """The program that was chosen has run: the state that was made for it is there to stay."""
         self._put = []
         if variant.calls > 1:
-            self._rounds = 0
+            self._rounds, variant.is_once = 0, False
 
     def did_not_run(self, why: str = "") -> None:
         """It has not, and nothing was written: all is to be as it was. why: eager mode goes on, if that is new."""
@@ -362,6 +362,7 @@ class StepCaptures:
                     first = first or (None if isinstance(error, NotBeforeRuns) else error)
                     if fewer is None:  # it is not because of numbers that are inputs
                         assert first is not None, "only one of the user's functions could not be called"
+                        first = error if isinstance(error, CaptureFailed) and not self._failed else first
                         raise first from first.__cause__
                     left_out |= fewer
         raise CaptureFailed(error="each attempt shows more that it reads or changes")

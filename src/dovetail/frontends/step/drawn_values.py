@@ -38,12 +38,14 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """A number that is read before each run, after a scheduler was stepped. path: its slot. call: the number of the
-    host call that steps it.
+    """A number that is read before each run, after a scheduler was stepped. path: its slot; of a rate that a scheduler
+    holds, the scheduler's. call: the number of the host call that steps one, -1 for what is read before all of them.
+    rate: which of the rates that the scheduler holds, and how many there are.
     """
 
     path: Path
     call: int
+    rate: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -150,6 +150,7 @@ class HostCalls:
         position, here = len(recorder.nodes), self._recording.origins.here()
         is_due = scheduler is not None and has_stepped(scheduler.optimizer)
         call = HostCall(function, arguments, structure, position, here, scheduler, is_hook, is_due=is_due)
+        call = replace(call, number=len(self.calls))
         if call.needs_nothing and is_remembered(sys._getframe(1), self._outside):
             call = replace(call, is_once=True)
             self._told_once(call, sum(not other.is_once for other in self.calls))

@@ -4,7 +4,8 @@
     return loss, optimizer.param_groups[0]["lr"]
 
 While the step is recorded no scheduler is stepped. What it may change is an input of its own from there on; where the
-program wants one of those, the scheduler is stepped before the program runs, and the input read then.
+program wants one of those, the scheduler is stepped before the program runs, and the input read then. The rates that
+a scheduler holds (`get_last_lr`) are such inputs, too; where none was stepped yet they are read before all else.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from typing import Any
 import torch
 
 from dovetail.capture.step_recording import StepRecording
-from dovetail.frontends.step.containers import Path, Slot
+from dovetail.errors import StateChangedOtherwise
+from dovetail.frontends.step.containers import Path, Slot, are_one_by_one
 from dovetail.frontends.step.drawn_values import Late
 from dovetail.frontends.step.number_slots import NumberSlot
 from dovetail.frontends.step.program_inputs import groups_of
 from dovetail.frontends.step.reachable_state import ReachableState
+from dovetail.frontends.step.schedulers import held_rates
 from dovetail.ir.program import Value
 from dovetail.torch_compat.traced_numbers import handle_of, is_traced, number_now
 
@@ -42,6 +45,9 @@ class LateNumbers:
         self.needed, self.written = set[int](), set[int]()
         self._values: dict[int, list[Value]] = {}
         self._rates: dict[int, list[Any]] = {}  # by the identity of a scheduler: what it left when it was stepped last
+        self._held: dict[tuple[Path, int], list[Any]] = {}  # by a scheduler's path, and the call before: what it holds
+        self._told: list[tuple[list[Any], list[Any]]] = []  # lists that the step was given, with what they held
+        self._reachable = reachable
         self._unseen: dict[int, Any] = {}  # groups, by identity, with a scheduler that leads to each
         self._recording = recording
         self._note = note
@@ -81,7 +87,16 @@ class LateNumbers:
         return any(id(slot.item) in self._unseen for slot in (slots if self._unseen else ()))
 
     def end(self) -> None:
-        """The step has run: slots hold what they did before a scheduler was stepped, if nothing was put there later."""
+        """The step has run: slots hold what they did before a scheduler was stepped, if nothing was put there later.
+
+        Raises: StateChangedOtherwise where the step has changed a list of rates.
+        """
+        if not all(are_one_by_one(given, held) for given, held in self._told):
+            raise StateChangedOtherwise(
+                what="changes the list of rates that a scheduler holds",
+                why="the list that it was given is made for the program, and the scheduler's own would stay as it is",
+                hint="change a copy: rates = list(scheduler.get_last_lr())",
+            )
         for slot in self._slots:
             if slot.path in self._last:
                 shown, now = self._before[slot.path]
@@ -100,12 +115,33 @@ class LateNumbers:
         return max(found | self.needed, default=-1) + 1
 
     def last_rates(self, scheduler: Any) -> list[Any] | None:
-        """What `get_last_lr` gives where the step has stepped a scheduler of torch's; None where that is not known.
+        """What `get_last_lr` gives; None where that is not known."""
+        rates = self._rates_left(scheduler)
+        if rates is None:
+            rates = self._rates_held(scheduler)
+        if rates is not None:
+            self._told.append((rates, list(rates)))
+        return rates
 
-        Others may have changed the rates since.
-        """
+    def _rates_left(self, scheduler: Any) -> list[Any] | None:
+        """What a scheduler of torch's has left when the step stepped it, whoever has changed the rates since."""
         kind = type(scheduler).__mro__[1]  # it has a class of its own meanwhile
         is_torchs = all(getattr(kind, name).__module__ == _LIBRARY for name in ("step", "get_last_lr"))
         rates = self._rates.get(id(scheduler), []) if is_torchs else []
         late = {value for values in self._values.values() for value in values}
         return rates if rates and all(is_traced(rate) and handle_of(rate) in late for rate in rates) else None
+
+    def _rates_held(self, scheduler: Any) -> list[Any] | None:
+        """What a scheduler holds, read anew for each run: after the last call before here that steps one."""
+        path, rates = self._reachable.path_to(scheduler), held_rates(scheduler)
+        if path is None or not rates:
+            return None
+        call = max(self._values, default=-1)
+        if (path, call) not in self._held:
+            numbers = []
+            for which, rate in enumerate(rates):
+                numbers.append(self._recording.draw(rate))
+                self._note(Late(path, call, (which, len(rates))))
+                self._values.setdefault(call, []).append(handle_of(numbers[-1]))
+            self._held[path, call] = numbers
+        return self._held[path, call]

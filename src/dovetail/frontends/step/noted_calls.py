@@ -26,6 +26,7 @@ class HostCall:
     recorded. scheduler: what is stepped, if it is one; at: where it lies. is_hook: whether it may look at the state.
     before: whether it is made before the program. is_due: whether the scheduler's optimizer had stepped by then.
     is_users: whether the user has marked the function. is_once: whether only the first run makes it, see `told_once`.
+    number: its place among the calls of the recording.
     """
 
     function: Callable[..., Any]
@@ -40,6 +41,7 @@ class HostCall:
     is_users: bool = False
     is_once: bool = False
     at: Path | None = None
+    number: int = -1
 
     def __str__(self) -> str:
         name = getattr(self.function, "__qualname__", type(self.function).__name__)

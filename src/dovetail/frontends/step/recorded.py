@@ -11,6 +11,7 @@ from dovetail.execute.changed_words import changed_word_with
 from dovetail.frontends.arguments import Arguments
 from dovetail.frontends.step.captured_memory import bytes_before, refuse_sharing, refuse_written_arrays
 from dovetail.frontends.step.containers import Path
+from dovetail.frontends.step.drawn_values import Late
 from dovetail.frontends.step.draws import Draws
 from dovetail.frontends.step.early_questions import EarlyQuestions
 from dovetail.frontends.step.guard import UNBOUND, StepCall, StepGuard
@@ -142,6 +143,7 @@ class Recorded:
             drawn=self.draws.tensors.among(programs.constants),
             left_modes=recording.left_modes,
             next_calls=self.host_calls,
+            rates=frozenset((x.path, x.rate[1]) for x in self.draws.taken if isinstance(x, Late) and x.rate),
         )
         kinds.learn(tensors)
         guard.bindings = bindings_to(self.reachable, guard, runner)

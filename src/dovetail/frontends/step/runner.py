@@ -37,9 +37,9 @@ class StepRunner:
     objects with what is left. write_only: containers that
     the step only puts things into. draws: what is made before each run, of random numbers outside torch. drawn:
     constants that are made so, by their place. left_modes: of torch, that each run leaves so. next_calls: what the next
-    run calls, and no other, in place of host_calls: those and others that depend on nothing. takes_turns: two threads
-    do not run it at once, because it writes, or reads objects among the arguments. One that takes part in collectives
-    may wait for the other thread.
+    run calls, and no other, in place of host_calls: those and others that depend on nothing. rates: schedulers whose
+    rates are read, with how many these are. takes_turns: two threads do not run it at once, because it writes, or reads
+    objects among the arguments. One that takes part in collectives may wait for the other thread.
     """
 
     program: CompiledStepProgram
@@ -60,6 +60,7 @@ class StepRunner:
     drawn: dict[int, int] = field(default_factory=dict)
     left_modes: dict[str, Any] = field(default_factory=dict)
     next_calls: tuple[HostCall, ...] | None = None
+    rates: frozenset[tuple[Path, int]] = frozenset()
     _pick: Callable[[Sequence[Any]], Sequence[Any]] = field(init=False)
     takes_turns: bool = field(init=False)
     _hands_out: bool = field(init=False)
@@ -84,12 +85,14 @@ class StepRunner:
             raise NothingWritten  # where eager mode does
         before = [x for call, x in zip(self.host_calls, bindings.schedulers, strict=True) if call.before]
         held = SchedulerState(before) if before else None
-        drawn, read = Drawn(), self._step_schedulers(leaves, bindings) if before else {}
+        drawn, read = Drawn(), dict[int, Any]()
 
         def run_program(tensors: Sequence[torch.Tensor], then: Callable[[], None] | None = None) -> Sequence[Any]:
             return self.program(self._taken(tensors, leaves, bindings, drawn, read), then)
 
         try:
+            if before:
+                self._step_schedulers(leaves, bindings, read)
             handed = self.program.wrapper(run_program, list(tensors))
         except (GuardMiss, NothingWritten, OffloadFailed, OffloadUnavailable):
             drawn.put_back()
@@ -110,14 +113,18 @@ class StepRunner:
             return unflatten(results, self.result_structure)
         return grown(self.whole, run)
 
-    def _step_schedulers(self, leaves: Sequence[Any], bindings: Bindings) -> dict[int, Any]:
-        """Step schedulers before a run. Gives the numbers that are read before and after that, by their place."""
-        read = {place: bindings.reads[place](leaves) for place in bindings.early}
-        for number, call in enumerate(self.host_calls):
+    def _step_schedulers(self, leaves: Sequence[Any], bindings: Bindings, read: dict[int, Any]) -> None:
+        """Step schedulers before a run. read: gets the numbers that are read before and after that, by their place.
+
+        Raises: NothingWritten where a scheduler holds no such rates any more.
+        """
+        read.update((place, bindings.reads[place](leaves)) for place in bindings.early)
+        for call, scheduler in zip(self.host_calls, bindings.schedulers, strict=True):
             if call.before:
-                call.make_first(bindings.schedulers[number])
-                read.update((place, get()) for place, after, get in bindings.late if after == number)
-        return read
+                call.make_first(scheduler)
+                read.update((place, get()) for place, after, get in bindings.late if after == call.number)
+        if any(number is None for number in read.values()):
+            raise NothingWritten
 
     def _taken(
         self,

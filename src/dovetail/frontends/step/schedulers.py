@@ -40,6 +40,29 @@ def watched_reads(scheduler: Any, tell: Callable[[Any, str, str], Any]) -> Itera
         _CLASS.__set__(scheduler, kind)
 
 
+def held_rates(scheduler: Any) -> list[Any] | None:
+    """The rates that a scheduler holds; None where these are no plain numbers."""
+    held = vars(scheduler).get("_last_lr")
+    return held if type(held) is list and all(type(rate) is float for rate in held) else None
+
+
+class HeldRates:
+    """Asks whether a scheduler holds so many rates, as plain numbers, and gives them."""
+
+    def __init__(self, scheduler: Any, count: int) -> None:
+        self._scheduler, self._count = scheduler, count
+
+    def __call__(self) -> bool:
+        return len(held_rates(self._scheduler) or ()) == self._count
+
+    def rate(self, which: int) -> Any:
+        """One of them; None where there are not so many."""
+        return (held_rates(self._scheduler) or ())[which] if self() else None
+
+    def __repr__(self) -> str:
+        return f"the rates that a {type(self._scheduler).__name__} holds"
+
+
 class SchedulerState:
     """What schedulers and the groups of their optimizers hold, to be put back."""
 

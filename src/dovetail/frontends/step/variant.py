@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import Any, TypeAlias
 
@@ -15,7 +16,11 @@ from dovetail.frontends.step.number_slots import NumberSlot
 from dovetail.frontends.step.open_slots import paths_of_new
 from dovetail.frontends.step.reachable_state import ReachableState
 from dovetail.frontends.step.runner import StepRunner
+from dovetail.frontends.step.schedulers import HeldRates
 from dovetail.frontends.variant_cache import Variant
+from dovetail.reach.contents import Snapshot
+from dovetail.reach.guard import PythonGuard
+from dovetail.reach.guarded import Guarded
 from dovetail.reach.guards import PythonGuards
 
 StepVariant: TypeAlias = Variant[StepGuard, StepRunner]
@@ -24,7 +29,9 @@ Chosen: TypeAlias = tuple[StepVariant, list[torch.Tensor]]
 
 def bindings_to(reachable: ReachableState, guard: StepGuard, runner: StepRunner) -> Bindings:
     """What binds a program to a reachable state whose record fits the guard's; `UNBOUND` where a tensor is gone."""
-    read = [x.path if isinstance(x, Late) else x for x in runner.numbers if not isinstance(x, int | Draw)]
+    read = [
+        x.path if isinstance(x, Late) else x for x in runner.numbers if not (isinstance(x, int | Draw) or _is_rate(x))
+    ]
     wanted = {*read, *(path for path, _ in runner.writes)}
     state = guard.state_in(reachable)
     if state is None:
@@ -32,19 +39,27 @@ def bindings_to(reachable: ReachableState, guard: StepGuard, runner: StepRunner)
     bound = [path for path, _ in runner.bound]
     opened = reachable.opened(paths_of_new([*guard.opened, *bound], _fixed(runner)))
     slots = {slot.path: slot for slot in (reachable.slots if wanted else ()) if slot.path in wanted}
-    reads = [
-        itemgetter(x)
-        if isinstance(x, int)
-        else itemgetter(x.which - len(runner.draws))
-        if isinstance(x, Draw)
-        else _reader(opened.reader(slots[x.path if isinstance(x, Late) else x]))
-        for x in runner.numbers
-    ]
-    late = [(n, x.call, opened.reader(slots[x.path])) for n, x in enumerate(runner.numbers) if isinstance(x, Late)]
-    is_early = any(call.before for call in runner.host_calls)
-    early = [n for n, x in enumerate(runner.numbers) if is_early and not isinstance(x, Draw | Late)]
     writes: list[Callable[[Any], None]] = [NumberSlot.at(slots[path]).write for path, _ in runner.writes]
     try:
+        held_rates = {(path, count): HeldRates(reachable.slot(path).read(), count) for path, count in runner.rates}
+
+        def reader(x: Path | Late) -> Callable[[], Any]:
+            if isinstance(x, Late) and x.rate:
+                return partial(held_rates[x.path, x.rate[1]].rate, x.rate[0])
+            return opened.reader(slots[x.path if isinstance(x, Late) else x])
+
+        reads = [
+            itemgetter(x)
+            if isinstance(x, int)
+            else itemgetter(x.which - len(runner.draws))
+            if isinstance(x, Draw)
+            else _reader(reader(x))
+            for x in runner.numbers
+        ]
+        late = [(n, x.call, reader(x)) for n, x in enumerate(runner.numbers) if isinstance(x, Late) and x.call >= 0]
+        known = {n for n, _, _ in late} | {n for n, x in enumerate(runner.numbers) if isinstance(x, Draw)}
+        is_early = any(call.before for call in runner.host_calls)
+        early = [n for n in range(len(reads)) if is_early and n not in known]
         kept = [opened.reader(reachable.slot(path)) for path in guard.kept]
         binds = [NumberSlot.at(reachable.slot(path)).binder() for path, _ in runner.bound]
         containers = [opened.reader(reachable.slot(path)) for path in runner.write_only]
@@ -60,6 +75,9 @@ def bindings_to(reachable: ReachableState, guard: StepGuard, runner: StepRunner)
     except LookupError:
         return UNBOUND
     guards = PythonGuards([reachable.guard(guard.lifted, opened), guard.reads], guard.changed_word)
+    if held_rates:
+        asked: dict[Callable[[], Any], Any] = dict.fromkeys(held_rates.values(), True)
+        guards.add(PythonGuard(Guarded(Snapshot(), is_bound=True, asked=asked)))
     return Bindings(
         guards, state, reads, writes, kept, binds, containers, filled, places, schedulers, sources, held, early, late
     )
@@ -69,7 +87,12 @@ def _fixed(runner: StepRunner) -> list[Path]:
     """Slots that are written, or looked at, where a program is bound."""
     found = [path for path, _ in runner.writes]
     found += [call.at for call in runner.host_calls if call.at is not None]
+    found += [path for path, _ in runner.rates]
     return found + [x.path for draw in runner.draws for x in draw.sources if x.path is not None]
+
+
+def _is_rate(number: Any) -> bool:
+    return isinstance(number, Late) and number.rate is not None
 
 
 def tie(variant: StepVariant, reachable: ReachableState, leaves: Sequence[Any]) -> bool:

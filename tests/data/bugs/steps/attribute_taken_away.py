@@ -2,7 +2,7 @@
 
 import torch
 
-PROGRAMS = 1
+PROGRAMS = 2
 
 
 class Holder:

@@ -2,7 +2,7 @@
 
 import torch
 
-PROGRAMS = 4
+PROGRAMS = 3
 
 
 class Counter:

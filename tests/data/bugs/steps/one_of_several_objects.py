@@ -16,4 +16,4 @@ def make():
         weight.add_(function(x) * other)
         return weight.sum()
 
-    return step, ((torch.ones(2) * number,) for number in range(6)), lambda: [weight.clone(), random.getstate()]
+    return step, ((torch.ones(2) * number,) for number in range(12)), lambda: [weight.clone(), random.getstate()]

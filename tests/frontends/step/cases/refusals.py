@@ -128,9 +128,9 @@ def _python_random() -> Twin:
 
     def step(rows: Tensor, labels: Tensor) -> Tensor:
         opt.zero_grad()
-        name = random.choice("ab")  # refused
-        loss = F.cross_entropy(net(rows * {"a": 1, "b": 2}[name]), labels)
+        loss = F.cross_entropy(net(rows), labels)
         loss.backward()
+        nn.utils.clip_grad_norm_(net.parameters(), random.uniform(0.5, loss.item() + 1))  # refused
         opt.step()
         return loss
 
