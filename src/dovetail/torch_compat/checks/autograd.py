@@ -207,6 +207,16 @@ def check_transform_is_active() -> str | None:
     return first_difference(("before, in vmap, in forward mode, after", tuple(found), (False, True, True, False)))
 
 
+def check_carry_tangents() -> str | None:
+    """A tensor with a tangent is found among others, while it has one."""
+    x = torch.ones(2)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, x)
+        found = [autograd.carry_tangents(values) for values in ((1, x), (1, x, dual))]
+    found.append(autograd.carry_tangents((1, x, dual)))
+    return first_difference(("without, with, after", tuple(found), (False, True, False)))
+
+
 def check_profiler_is_running() -> str | None:
     """A running profiler is seen."""
     before = autograd.profiler_is_running()
@@ -383,6 +393,7 @@ CHECKS = (
     check_version_counter_classes,
     check_viewed_tensor,
     check_transform_is_active,
+    check_carry_tangents,
     check_below_autograd,
 )
 # Kineto wants to be started in the main thread, so this one runs apart from the others.
