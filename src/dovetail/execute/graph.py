@@ -133,7 +133,7 @@ class CompiledGraph:
             raise ForwardModeUnsupported()
         if self._only_computes and not torch.is_grad_enabled():
             return self.wrapper(self.forward, [*inputs, *self.constant_list])
-        if self._is_followed and not torch.is_grad_enabled():
+        if self._is_followed and not torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
             with torch.enable_grad():  # the program has a region with gradients in one without
                 return self.wrapper(self._run, [*inputs, *self.constant_list])
         return self.wrapper(self._run, [*inputs, *self.constant_list])
