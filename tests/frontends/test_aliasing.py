@@ -226,3 +226,28 @@ def test_many_disjoint_views_of_one_buffer(door: Door, views: Callable[[int], li
 @pytest.mark.parametrize("views", [_columns, _slices])
 def test_many_disjoint_views_are_groups_of_one(views: Callable[[int], list[torch.Tensor]]) -> None:
     assert overlap_groups(views(2000)) == [[i] for i in range(2000)]
+
+
+# --- what autograd sees as a view -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wants_gradient", [False, True])
+@pytest.mark.parametrize(
+    "of", [lambda x: x.detach(), lambda x: x.detach()[1:], lambda x: x[1:].detach(), lambda x: x[1:], lambda x: x[...]]
+)
+def test_a_result_is_a_view_of_another_where_autograd_says_so(
+    door: Door, of: Callable[[Any], Any], wants_gradient: bool
+) -> None:
+    def of_an_input(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x, of(x)
+
+    def of_a_result(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x * 2
+        return y, of(y)
+
+    for function in (of_an_input, of_a_result):
+        seen = []
+        for call in (function, door(function).call):
+            whole, part = call(_base(0, 4, wants_gradient)[0])
+            seen.append((part._base is whole, part.requires_grad, part.is_leaf))
+        assert seen[0] == seen[1]

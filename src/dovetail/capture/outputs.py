@@ -39,6 +39,7 @@ from dovetail.ir.convert import scalar_of
 from dovetail.ir.program import Operand, Value, meta_symbols, symbols_in
 from dovetail.ir.signature import InputMutation, OutputRole, UserOutput, WriteKind
 from dovetail.ir.sizes import symbol
+from dovetail.torch_compat.autograd import viewed_tensor
 from dovetail.torch_compat.dispatch import Overload, schema_of
 from dovetail.torch_compat.fakes import writes_fake
 from dovetail.torch_compat.graph_leaves import nodes_below
@@ -302,7 +303,7 @@ def _tensor_rule(result: torch.Tensor, shared: Mapping[int, list[list[Value]]], 
         steps = steps[nearest:]
         base = builder.stand_ins[index].seen
         if _autograd_replays(result, base, steps, builder):
-            return FromView(index, True, replay_steps(steps), _loses_gradient(result, base, builder))
+            return FromView(index, True, replay_steps(steps), _is_apart(result, base, builder))
         slot = builder.add_user(value, result, _has_gradient(result, builder))
         return Rewritten(FromView(index, True, replay_steps(steps), True), slot)
     chains = shared[value.tensor.storage]
@@ -330,7 +331,7 @@ def _shared_rule(
     builder.needs_gradient[slot] |= _has_gradient(result, builder)
     if result is base and _has_gradient(result, builder) == base.requires_grad:
         return FromSlot(slot)
-    return FromView(slot, False, replay_steps(steps), _loses_gradient(result, base, builder))
+    return FromView(slot, False, replay_steps(steps), _is_apart(result, base, builder))
 
 
 def _has_gradient(result: torch.Tensor, builder: _Builder) -> bool:
@@ -357,8 +358,10 @@ def _has_gradient(result: torch.Tensor, builder: _Builder) -> bool:
     return known[result.grad_fn]
 
 
-def _loses_gradient(result: torch.Tensor, base: torch.Tensor, builder: _Builder) -> bool:
-    return base.requires_grad and not _has_gradient(result, builder)
+def _is_apart(result: torch.Tensor, base: torch.Tensor, builder: _Builder) -> bool:
+    """Whether autograd does not see a view of the base in the result: what later happens to one is not the other's."""
+    loses_gradient = base.requires_grad and not _has_gradient(result, builder)
+    return loses_gradient or viewed_tensor(result) is not viewed_tensor(base)
 
 
 def _autograd_replays(result: torch.Tensor, base: torch.Tensor, steps: tuple[ViewStep, ...], builder: _Builder) -> bool:

@@ -54,7 +54,8 @@ class FromInput:
 class FromView:
     """A view of an input (`of_input`) or of a forward output, made again by `steps`.
 
-    detach: eager's result carries no gradient although the base does.
+    detach: autograd does not see it as a view of the base in eager mode, which made it by `detach()` or `.data`, or it
+    carries no gradient although the base does.
     """
 
     base: int
