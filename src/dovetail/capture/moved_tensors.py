@@ -10,6 +10,7 @@ import torch
 
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.resizing import change
+from dovetail.capture.views_of_written import ViewsOfWritten
 from dovetail.errors import UnsupportedInputMutation
 from dovetail.ir.program import Meta, Node, Operand, Phase, TensorMeta, Value
 from dovetail.ops.facts import may_resize
@@ -29,6 +30,7 @@ class MovesTensors(ABC):
     _given: set[int]
     _alive: list[object]
     constants: list[tuple[torch.Tensor, Value]]
+    views: ViewsOfWritten
     metadata_changes: list[tuple[torch.Tensor, Overload, tuple[Operand, ...]]]
 
     def new_storage(self) -> int:
@@ -118,9 +120,11 @@ class MovesTensors(ABC):
         )
         assert view is not None, f"{func} has no view form"
         operands = tuple(self.operand_of(a) for a in args)
+        before = tensor.shape
         result = func(*args, **kwargs)
         self.metadata_changes.append((tensor, func, operands[1:]))
         value = Value(self._fresh_name(schema.name.rstrip("_")), self._describe(tensor, schema.name))
         self._bind(tensor, value)
+        self.views.reshape(tensor, before)
         self.nodes.append(Node(view, operands, (), (value,), phase=self.phase, origin=self._origins.here()))
         return result
