@@ -251,3 +251,24 @@ def test_a_result_is_a_view_of_another_where_autograd_says_so(
             whole, part = call(_base(0, 4, wants_gradient)[0])
             seen.append((part._base is whole, part.requires_grad, part.is_leaf))
         assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("wants_gradient", [False, True])
+@pytest.mark.parametrize(
+    "make", [lambda x: x.t().reshape(-1), lambda x: torch.nn.functional.linear(x[None], x)[0], lambda x: x.t().clone()]
+)
+def test_a_part_of_a_result_follows_what_is_written_to_it(
+    door: Door, make: Callable[[Any], Any], wants_gradient: bool
+) -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        whole = make(x)
+        return whole, whole[1:], whole[0]
+
+    found = []
+    for call in (f, door(f).call):
+        x, times = torch.ones(3, 4, requires_grad=wants_gradient), torch.tensor(3.0, requires_grad=True)
+        whole, rest, first = call(x)
+        whole.mul_(times)
+        leaves = [times, x] if wants_gradient else [times]
+        found.append(torch.autograd.grad(rest.sum() + first.square().sum(), leaves))
+    assert all(map(torch.equal, *found))

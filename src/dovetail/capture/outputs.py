@@ -7,7 +7,7 @@ same, that is when nothing but built-in views lies between it and its base; othe
 
 from __future__ import annotations
 
-import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,6 +17,7 @@ from torch.autograd.graph import GradientEdge
 
 from dovetail.capture.changes import InputChanges, replay_steps
 from dovetail.capture.functionalize import Functionalizer, ViewStep
+from dovetail.capture.gradient_names import operator_of, spelled
 from dovetail.capture.inputs import StandIn
 from dovetail.capture.recorder import Recorder
 from dovetail.errors import GradientAccess, UnsupportedInputMutation, UnsupportedOutput
@@ -76,6 +77,8 @@ class _Builder:
     argument_of: Mapping[Value, int]
     leaves: frozenset[int]
     leads_to_input: dict[Any, bool] = field(default_factory=dict)
+    viewed: Counter[int] = field(default_factory=Counter)
+    viewed_on: dict[int, set[Value]] = field(default_factory=dict)
     values: list[Operand] = field(default_factory=list)
     recorded: list[Operand] = field(default_factory=list)
     roles: list[OutputRole] = field(default_factory=list)
@@ -216,7 +219,9 @@ def _chains_by_storage(results: Sequence[object], builder: _Builder) -> dict[int
     """For each storage, the way from its root to each result on it (the result included)."""
     chains: dict[int, list[list[Value]]] = {}
     for result in _plain_tensors(results, builder):
-        value = builder.recorder.value_of(result)
+        value, viewed = builder.recorder.value_of(result), viewed_tensor(result)
+        builder.viewed[id(viewed)] += 1
+        builder.viewed_on.setdefault(value.tensor.storage, set()).add(builder.recorder.value_of(viewed))
         _, steps = builder.functional.chain_of(value)
         chains.setdefault(value.tensor.storage, []).append([*(step.parent for step in steps), value])
     return chains
@@ -315,9 +320,13 @@ def _tensor_rule(result: torch.Tensor, shared: Mapping[int, list[list[Value]]], 
 def _shared_rule(
     result: torch.Tensor, steps: tuple[ViewStep, ...], chains: list[list[Value]], builder: _Builder
 ) -> OutputRule:
-    """A view of a tensor that all results on this storage are views of, the nearest to the root that still exists."""
+    """A view of a tensor that all results on this storage are views of: of the one that autograd says so of, if it is
+    one, else of the nearest to the root that still exists.
+    """
     common = [value for place, value in enumerate(chains[0]) if all(c[place : place + 1] == [value] for c in chains)]
-    root = next((value for value in common if builder.recorder.tensors_of(value)), common[0])
+    viewed = builder.viewed_on[common[0].tensor.storage]
+    existing = (value for value in common if builder.recorder.tensors_of(value))
+    root = next((value for value in common if viewed == {value}), None) or next(existing, common[0])
     steps = steps[common.index(root) :]
     if root not in builder.bases:
         bases = builder.recorder.tensors_of(root)
@@ -359,9 +368,10 @@ def _has_gradient(result: torch.Tensor, builder: _Builder) -> bool:
 
 
 def _is_apart(result: torch.Tensor, base: torch.Tensor, builder: _Builder) -> bool:
-    """Whether autograd does not see a view of the base in the result: what later happens to one is not the other's."""
-    loses_gradient = base.requires_grad and not _has_gradient(result, builder)
-    return loses_gradient or viewed_tensor(result) is not viewed_tensor(base)
+    """Whether autograd sees no view of the base in the result, or of what another result is a view of, too."""
+    viewed = viewed_tensor(result)
+    is_alone = viewed is not viewed_tensor(base) and builder.viewed[id(viewed)] == 1
+    return (base.requires_grad or is_alone) and not _has_gradient(result, builder)
 
 
 def _autograd_replays(result: torch.Tensor, base: torch.Tensor, steps: tuple[ViewStep, ...], builder: _Builder) -> bool:
@@ -370,7 +380,7 @@ def _autograd_replays(result: torch.Tensor, base: torch.Tensor, steps: tuple[Vie
         return True
     if has_hooks(result) or not base.requires_grad:
         return False
-    views = {_spelled(schema_of(s.node.target).name) for s in steps if isinstance(s.node.target, Overload)}
+    views = {spelled(schema_of(s.node.target).name) for s in steps if isinstance(s.node.target, Overload)}
     views |= {"alias", "asstrided"}  # what autograd says for a renamed tensor, and for a view that was written
     target = base.grad_fn
     node: Any = result.grad_fn
@@ -382,16 +392,7 @@ def _autograd_replays(result: torch.Tensor, base: torch.Tensor, steps: tuple[Vie
         if target is None and getattr(node, "variable", None) is base:
             return True
         following = [child for child, _ in node.next_functions if child is not None]
-        if len(following) != 1 or _operator_of(node) not in views:
+        if len(following) != 1 or operator_of(node) not in views:
             return False
         node = following[0]
     return False
-
-
-def _operator_of(node: Any) -> str:
-    """`selectbackward0` as `select`: the operator that an autograd node belongs to, as `_spelled` spells it."""
-    return re.sub(r"backward\d+$", "", node.name().lower())
-
-
-def _spelled(name: str) -> str:
-    return name.replace("_", "").lower()
