@@ -115,12 +115,15 @@ def test_changed_shapes(name: str, program: str) -> None:
 @pytest.mark.parametrize("name", _CHANGES)
 def test_changed_shapes_of_an_input_with_a_gradient(name: str, program: str) -> None:
     function = _programs(_CHANGES[name])[program]
-    if program == "with_a_view_of_all_from_before" and name not in ("squeeze_", "unsqueeze_"):
+    refused = {"with_a_view_from_before": "before they were changed in place"}  # by fakes, which make such a view again
+    if name not in ("squeeze_", "unsqueeze_"):
+        refused["with_a_view_of_all_from_before"] = "Cannot view"
+    if program in refused:
         (x,), _ = _input("computed", _shape(name))(0)
         compiled = dovetail.compile(function)
-        with pytest.warns(DovetailWarning, match="Cannot view"):  # fakes make such a view again, where eager does not
+        with pytest.warns(DovetailWarning, match=refused[program]):
             compiled(x)
-        with pytest.raises(CaptureFailed, match="Cannot view"):
+        with pytest.raises(CaptureFailed, match=refused[program]):
             compiled(_input("computed", _shape(name))(0)[0][0])
         return
     assert_as_eager(function, directly(function).call, _input("computed", _shape(name)))
@@ -168,6 +171,45 @@ def test_requires_grad_is_not_switched_on_and_off_again() -> None:
     with pytest.raises(UnsupportedInputMutation, match="on and off again"):
         directly(_switched_on_and_off).call(x)
     assert not x.requires_grad
+
+
+def _squeezed_then_switched_on(x: torch.Tensor) -> torch.Tensor:
+    return x.squeeze_().requires_grad_() * 2
+
+
+def _transposed_unseen(x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        x.t_()
+    return x * 2
+
+
+@pytest.mark.parametrize(
+    ("function", "x", "what"),
+    [
+        (_squeezed_then_switched_on, torch.ones(1, 3), "the shape and requires_grad"),
+        (_transposed_unseen, torch.ones(3, 3, requires_grad=True), "unseen by autograd"),
+        (_transposed_unseen, torch.ones(3, 3, requires_grad=True) * 1, "unseen by autograd"),
+    ],
+)
+def test_shapes_that_gradients_would_not_be_of(function: Callable[..., Any], x: torch.Tensor, what: str) -> None:
+    shape, strides, version = x.shape, x.stride(), x._version
+    with pytest.raises(UnsupportedInputMutation, match=what):
+        directly(function).call(x)
+    assert (x.shape, x.stride(), x._version) == (shape, strides, version)
+
+
+def test_strides_change_before_requires_grad_does() -> None:
+    results = []
+    for call in (_transposed_then_switched_on, directly(_transposed_then_switched_on).call):
+        x = torch.arange(9.0).view(3, 3)
+        (gradient,) = torch.autograd.grad(call(x).sum(), x)
+        results.append((x.stride(), gradient))
+    assert results[0][0] == results[1][0] == (1, 3)
+    assert torch.equal(results[0][1], results[1][1])
+
+
+def _transposed_then_switched_on(x: torch.Tensor) -> torch.Tensor:
+    return x.t_().requires_grad_() * torch.arange(9.0).view(3, 3)
 
 
 def test_requires_grad_of_a_leaf_is_switched_off() -> None:

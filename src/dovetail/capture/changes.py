@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -81,6 +81,7 @@ class InputChanges:
             if index in followed and _is_seen_otherwise(view, stand_ins[index], recorder)
         )
         metadata = _metadata_changes(stand_ins, recorder)
+        _refuse_unseen({change.input for change in metadata}, stand_ins)
         reshaped = {
             change.input: Reshaped(
                 *_known_layout(stand_ins[change.input]), _steps_between(stand_ins[change.input], recorder, functional)
@@ -184,6 +185,17 @@ def _metadata_changes(stand_ins: Sequence[StandIn], recorder: Recorder) -> tuple
         if recorder.value_of(stand_in.seen) is not stand_in.value:
             raise UnsupportedInputMutation(what="the shape or strides", name=stand_in.declared.name)
     return tuple(changes)
+
+
+def _refuse_unseen(changed: Iterable[int], stand_ins: Sequence[StandIn]) -> None:
+    """Refuse changes of shape or strides that autograd has not seen: gradients are for what each tensor was."""
+    for stand_in in map(stand_ins.__getitem__, changed):
+        name, seen = stand_in.declared.name, stand_in.seen
+        if stand_in.requires_grad and seen.grad_fn is stand_in.grad_fn:
+            raise UnsupportedInputMutation(what="the shape or strides, unseen by autograd,", name=name)
+        is_new_leaf = seen.requires_grad and seen.is_leaf
+        if is_new_leaf and list(stand_in.value.tensor.shape) != list(seen.shape):
+            raise UnsupportedInputMutation(what="the shape and requires_grad", name=name)
 
 
 def _known_layout(stand_in: StandIn) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -32,7 +32,7 @@ from typing import Any
 import torch
 
 from dovetail.errors import UnsupportedOutput
-from dovetail.execute.shared_bytes import flat_bytes, followed, withdraw_announcement
+from dovetail.execute.shared_bytes import change_layout, flat_bytes, followed, withdraw_announcement
 from dovetail.ir.calling import (
     AsLeaf,
     AsParameter,
@@ -153,7 +153,7 @@ class _WrapperWriter:
         lines = [f"    increment_version({self._input(index)})" for index in self.plan.touched]
         for change in self.plan.metadata:
             arguments = ", ".join([self._input(change.input), *map(self.names.text, change.args)])
-            lines.append(f"    {operator_text(change.target)}({arguments})")
+            lines.append(f"    change_layout({operator_text(change.target)}, {arguments})")
         lines += [f"    {self._turned(flag)}" for flag in self.plan.flags if not flag.before]
         memory = [
             f"{self._input(move.to.input)}.detach()"
@@ -336,6 +336,7 @@ def build_wrapper(plan: CallPlan, program: Program, inputs: Sequence[str] | None
         "graft": graft,
         "viewed_tensor": viewed_tensor,
         "withdraw_announcement": withdraw_announcement,
+        "change_layout": change_layout,
         "increment_version": torch.autograd.graph.increment_version,
         "put_together": put_together,
         **named,
