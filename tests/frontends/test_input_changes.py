@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import dovetail
-from dovetail.errors import CaptureFailed, DovetailWarning, UnsupportedInputMutation
+from dovetail.errors import CaptureFailed, DataDependentControlFlow, DovetailWarning, UnsupportedInputMutation
 from tests.doors import DOORS, Door, assert_as_eager, directly
 from tests.rotation import rotated
 
@@ -249,6 +249,82 @@ def test_detaching_a_computed_input_is_refused() -> None:
     with pytest.raises(UnsupportedInputMutation, match="detach_"):
         directly(_detached).call(x)
     assert x.grad_fn is graph
+
+
+def _with_an_older_view(x: torch.Tensor) -> torch.Tensor:
+    part = x[0]
+    x.requires_grad_()
+    return part * 2
+
+
+def _beside_a_write(x: torch.Tensor) -> torch.Tensor:
+    part = x[0]
+    x.mul_(2)
+    x.requires_grad_()
+    return part * 2
+
+
+def _asking(x: torch.Tensor) -> torch.Tensor:
+    return x * 2 if x._is_view() else x * 3
+
+
+@pytest.mark.parametrize("function", [_with_an_older_view, _beside_a_write, _asking])
+def test_a_view_is_told_from_a_tensor_of_its_own_where_it_matters(function: Callable[..., torch.Tensor]) -> None:
+    compiled = dovetail.compile(function, verify=2)
+    for kind in ("plain", "view", "plain", "view"):
+        results = []
+        for call in (function, compiled):
+            (x,), _ = _input(kind)(0)
+            made = call(x)
+            results.append((made.detach(), made.requires_grad, x.requires_grad, x._version))
+        assert torch.equal(results[0][0], results[1][0])
+        assert results[0][1:] == results[1][1:]
+    assert len(compiled.graphs) == 2
+    assert compiled.stats.eager_calls == 0
+
+
+@pytest.mark.parametrize("sized", [False, True])
+def test_views_of_many_sizes_are_told(sized: bool) -> None:
+    compiled = dovetail.compile(_with_an_older_view, dynamic=sized)
+    for rows in (3, 4, 5):
+        assert compiled(torch.ones(rows, 2)).requires_grad
+        assert not compiled(torch.ones(2, rows).t()).requires_grad
+
+
+def test_it_does_not_matter_whether_an_input_is_a_view_without_an_older_one() -> None:
+    compiled = dovetail.compile(lambda x: x.requires_grad_() * 2)
+    for kind in ("plain", "view"):
+        assert compiled(_input(kind)(0)[0][0]).requires_grad
+    assert len(compiled.graphs) == 1
+
+
+def test_an_older_view_of_a_view_is_no_result() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        part = x[0]
+        x.requires_grad_()
+        return part
+
+    compiled, x = dovetail.compile(f), _input("view")(0)[0][0]
+    assert compiled(_input("plain")(0)[0][0]).requires_grad
+    with pytest.raises(UnsupportedInputMutation, match="another view of its base"):
+        compiled(x)
+    assert not x.requires_grad
+
+
+def test_a_view_is_not_detached_in_place() -> None:
+    compiled = dovetail.compile(lambda x: x.detach_() * 2)
+    assert torch.equal(compiled(torch.ones(3)), torch.full((3,), 2.0))
+    with pytest.raises(RuntimeError, match="Can't detach views in-place"):
+        compiled(torch.ones(2, 3)[0])
+
+
+@pytest.mark.parametrize(
+    ("function", "kind"), [(lambda x: x[0]._base * 2, "view"), (lambda x: x * x._is_view(), "view_of_computed")]
+)
+def test_what_an_input_is_a_view_of_is_not_known(function: Callable[..., torch.Tensor], kind: str) -> None:
+    x = _input("view")(0)[0][0] if kind == "view" else _input("computed")(0)[0][0][1:]
+    with pytest.raises(DataDependentControlFlow, match="a view"):
+        dovetail.compile(function)(x)
 
 
 # --- writes that autograd does not follow ---------------------------------------------------------------------------

@@ -40,7 +40,7 @@ class InputChanges:
     writes: how each written input was written. view_writes: views that were written although they leave the region of
     their input, with its number. unlike_eager: names of inputs whose gradient would not be eager's. touched: wrappers
     of which a part was written by an operator on the wrapper. reshaped: inputs that autograd saw written and whose
-    shape was changed. The others: see `ir.calling.CallPlan`.
+    shape was changed. asked: inputs of which it matters whether they are views. The others: see `ir.calling.CallPlan`.
     """
 
     writes: Mapping[int, WriteKind]
@@ -50,6 +50,7 @@ class InputChanges:
     unlike_eager: tuple[str, ...]
     touched: Mapping[int, WriteKind]
     reshaped: Mapping[int, Reshaped]
+    asked: frozenset[int]
 
     @staticmethod
     def of(stand_ins: Sequence[StandIn], recorder: Recorder, functional: Functionalizer) -> InputChanges:
@@ -89,7 +90,13 @@ class InputChanges:
             for change in metadata
             if writes.get(change.input) is WriteKind.TRACKED
         }
-        return InputChanges(writes, views, metadata, _gradient_flags(stand_ins), unlike, touched, reshaped)
+        asked = frozenset(
+            index
+            for index, s in enumerate(stand_ins)
+            if s.rule is None and isinstance(s.seen, torch.Tensor) and s.declared.is_tensor
+            if recorder.views.of_inputs.is_asked(s.seen)
+        )
+        return InputChanges(writes, views, metadata, _gradient_flags(stand_ins), unlike, touched, reshaped, asked)
 
 
 def _refuse_hooks(stand_ins: Sequence[StandIn]) -> None:
@@ -265,6 +272,7 @@ def accesses_of(
         frozenset(position[i] for i in (*(index for index, _ in kinds), *late)),
         frozenset(position[i] for i, kind in (*kinds, *changes.touched.items()) if kind is WriteKind.TRACKED),
         frozenset(reach),
+        frozenset(position[i] for i in changes.asked),
     )
 
 

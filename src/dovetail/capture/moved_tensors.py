@@ -14,6 +14,7 @@ from dovetail.capture.views_of_written import ViewsOfWritten
 from dovetail.errors import UnsupportedInputMutation
 from dovetail.ir.program import Meta, Node, Operand, Phase, TensorMeta, Value
 from dovetail.ops.facts import may_resize
+from dovetail.torch_compat.autograd import viewed_tensor
 from dovetail.torch_compat.dispatch import Overload, overloads, schema_of, storage_key
 from dovetail.torch_compat.fakes import is_fake
 
@@ -32,6 +33,12 @@ class MovesTensors(ABC):
     constants: list[tuple[torch.Tensor, Value]]
     views: ViewsOfWritten
     metadata_changes: list[tuple[torch.Tensor, Overload, tuple[Operand, ...]]]
+
+    def has_views(self, tensor: torch.Tensor) -> bool:
+        """Whether there are other views of what this one is a view of, which may be itself."""
+        viewed = viewed_tensor(tensor)
+        others = (made for found in self._tensors.values() for made in found if made is not tensor)
+        return any(made is not viewed and viewed_tensor(made) is viewed for made in others)
 
     def new_storage(self) -> int:
         """A storage number that no value of this recording has."""

@@ -307,6 +307,7 @@ def _tensor_rule(result: torch.Tensor, shared: Mapping[int, list[list[Value]]], 
         index = builder.argument_of[way[nearest]]
         steps = steps[nearest:]
         base = builder.stand_ins[index].seen
+        builder.recorder.views.of_inputs.refuse_older(result, base, builder.stand_ins[index].declared.name)
         if _autograd_replays(result, base, steps, builder):
             return FromView(index, True, replay_steps(steps), _is_apart(result, base, builder))
         slot = builder.add_user(value, result, _has_gradient(result, builder))

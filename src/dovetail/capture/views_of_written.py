@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from dovetail.analysis.data_movement import is_view
+from dovetail.capture.asked_views import AskedViews
 from dovetail.ops.facts import facts_of
 from dovetail.torch_compat.autograd import next_sequence_number, version_of, viewed_tensor
 from dovetail.torch_compat.dispatch import Overload, schema_of, tags_of
@@ -55,11 +56,15 @@ class _Reshaped:
 
 
 class ViewsOfWritten:
-    """Lets the nodes that autograd made anew give the gradients that eager's nodes give."""
+    """Lets the nodes that autograd made anew give the gradients that eager's nodes give.
+
+    Attributes: of_inputs, what is asked of inputs as views.
+    """
 
     def __init__(self, unrecorded: Callable[[Make], torch.Tensor]) -> None:
         """unrecorded: runs what it is given without a trace of it in the program."""
         self._unrecorded = weakref.WeakMethod(unrecorded)  # of what holds this
+        self.of_inputs = AskedViews()
         self._known: dict[int, int] = {}
         self._reshaped: dict[int, _Reshaped] = {}
         self._read: list[tuple[list[tuple[torch.Tensor, int]], list[torch.Tensor]]] = []
