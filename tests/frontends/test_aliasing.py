@@ -228,6 +228,53 @@ def test_many_disjoint_views_are_groups_of_one(views: Callable[[int], list[torch
     assert overlap_groups(views(2000)) == [[i] for i in range(2000)]
 
 
+# --- addresses --------------------------------------------------------------------------------------------------------
+
+
+def _written_at_an_address(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x.as_strided((2, 2), (1, 2), 5).mul_(2)
+    return x * y
+
+
+@pytest.mark.parametrize("start", [0, 2, 5])
+def test_a_write_at_an_address_reaches_that_place(door: Door, start: int) -> None:
+    results = []
+    for call in (_written_at_an_address, door(_written_at_an_address).call):
+        base = torch.arange(30.0)
+        results.append((call(base[start : start + 9].view(3, 3), base[20:29].view(3, 3)), base))
+    assert all(map(torch.equal, *results))
+
+
+def _at_an_address(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x.relu_()
+    view = y.flatten().as_strided((2, 2), (1, 1), 0)
+    y.mul_(2)
+    return view
+
+
+def _at_two_addresses(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return y.as_strided((2, 2), (1, 2), 2).as_strided((2, 2), (1, 2), 3)
+
+
+@pytest.mark.parametrize("start", [0, 2, 12])
+@pytest.mark.parametrize(
+    ("function", "wants_gradient"), [(_at_an_address, False), (_at_two_addresses, False), (_at_two_addresses, True)]
+)
+def test_a_view_at_an_address_beside_its_input(
+    door: Door, function: Callable[..., torch.Tensor], wants_gradient: bool, start: int
+) -> None:
+    results = []
+    for call in (function, door(function).call):
+        leaf = torch.randn(30, generator=torch.Generator().manual_seed(0), requires_grad=wants_gradient)
+        base = leaf * 1
+        view = call(base[:9].view(3, 3), base[start : start + 9].view(3, 3))
+        at_home = view.untyped_storage().data_ptr() == base.untyped_storage().data_ptr()
+        gradient = torch.autograd.grad(view.square().sum(), leaf)[0] if wants_gradient else torch.zeros(())
+        results.append((at_home, view._base is base, view.storage_offset(), view.tolist(), gradient.tolist()))
+    assert results[0] == results[1]
+    assert results[0][0]
+
+
 # --- what autograd sees as a view -----------------------------------------------------------------------------------
 
 

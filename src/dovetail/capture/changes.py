@@ -111,6 +111,25 @@ def replay_steps(steps: tuple[ViewStep, ...]) -> tuple[ReplayStep, ...]:
     return tuple(ReplayStep(step.node.target, step.node.args[1:], step.node.kwargs, step.index) for step in steps)
 
 
+def steps_from_argument(
+    value: Value, argument_of: Mapping[Value, int], functional: Functionalizer
+) -> tuple[int, tuple[ViewStep, ...]] | None:
+    """The nearest argument that a value was made of by views, and these; None where there is none.
+
+    They are those that the code has made: one by an address that lies outside of what it was made of is among them.
+    """
+    made: list[ViewStep] = []
+    while value not in argument_of:
+        step = functional.step_of(value)
+        if step is None:
+            return None
+        made.append(step)
+        owner = step.node.args[0]
+        is_view = isinstance(owner, Value) and owner.is_tensor and owner.tensor.storage == value.tensor.storage
+        value = owner if is_view and isinstance(owner, Value) else step.parent
+    return argument_of[value], tuple(reversed(made))
+
+
 def _is_seen_otherwise(view: Value, stand_in: StandIn, recorder: Recorder) -> bool:
     """Whether autograd looks at a view through its base in eager, and through what it was made of on fakes."""
     if not any(tensor.requires_grad for tensor in recorder.tensors_of(view)):

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge
 
-from dovetail.capture.changes import InputChanges, replay_steps
+from dovetail.capture.changes import InputChanges, replay_steps, steps_from_argument
 from dovetail.capture.functionalize import Functionalizer, ViewStep
 from dovetail.capture.gradient_names import operator_of, spelled
 from dovetail.capture.inputs import StandIn
@@ -301,11 +301,9 @@ def _tensor_rule(result: torch.Tensor, shared: Mapping[int, list[list[Value]]], 
         raise GradientAccess(does="retains", name="a result", hint=hint)
     value = builder.recorder.value_of(result)
     _, steps = builder.functional.chain_of(value)
-    way = [*(step.parent for step in steps), value]
-    nearest = next((k for k in reversed(range(len(way))) if way[k] in builder.argument_of), None)
-    if nearest is not None:
-        index = builder.argument_of[way[nearest]]
-        steps = steps[nearest:]
+    of_argument = steps_from_argument(value, builder.argument_of, builder.functional)
+    if of_argument is not None:
+        index, steps = of_argument
         base = builder.stand_ins[index].seen
         builder.recorder.views.of_inputs.refuse_older(result, base, builder.stand_ins[index].declared.name)
         if _autograd_replays(result, base, steps, builder):
