@@ -222,3 +222,37 @@ def test_other_writes_beside_a_reshaped_tensor_have_gradients_as_eager(write: Ca
     for _ in range(2):
         assert torch.equal(torch.autograd.grad(compiled(x), x)[0], torch.autograd.grad(f(x), x)[0])
     assert compiled.stats.eager_calls == 0
+
+
+def _returned(base: Tensor, view: Tensor) -> tuple[Tensor, ...]:
+    return base, view
+
+
+def _read_last(base: Tensor, view: Tensor) -> tuple[Tensor, ...]:
+    return base, view * 1
+
+
+@pytest.mark.parametrize("read", [_returned, _read_last])
+def test_the_gradient_of_a_view_whose_base_was_reshaped_is_refused(
+    read: Callable[[Tensor, Tensor], tuple[Tensor, ...]],
+) -> None:
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        base = x * 1
+        view = base[0]
+        base.t_()
+        base.sigmoid_()
+        return read(base, view)
+
+    for shape in ((3, 3), (3, 4)):
+        x, compiled = torch.randn(shape, requires_grad=True), dovetail.compile(f)
+        results = compiled(x)
+        assert all(map(torch.equal, results, f(x)))
+        (wanted,) = torch.autograd.grad([made.square().sum() for made in f(x)], x)
+        if shape == (
+            3,
+            3,
+        ):  # the view would be made again in the same shape, and its gradient is put in the right place
+            assert torch.equal(torch.autograd.grad([made.square().sum() for made in results], x)[0], wanted)
+            continue
+        with pytest.raises(dovetail.errors.CaptureFailed, match="had been changed in place"):
+            torch.autograd.grad([made.square().sum() for made in results], x)

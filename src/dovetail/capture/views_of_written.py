@@ -6,7 +6,7 @@ strides, and overlapping elements are summed as `as_strided` sums them. On fakes
 one, and the gradient gets the strides of their backward. Equal values, but later sums round in the order of strides.
 
 A view made again knows nothing of `t_`, `unsqueeze_` and the like. Where one of these came between, gradients of a
-write would be wrong, and the write is refused.
+write would be wrong, and the write is refused; so is the gradient of a view whose base has another shape by now.
 """
 
 from __future__ import annotations
@@ -20,15 +20,20 @@ import torch
 
 from dovetail.analysis.data_movement import is_view
 from dovetail.capture.asked_views import AskedViews
+from dovetail.errors import CaptureFailed
 from dovetail.ops.facts import facts_of
 from dovetail.torch_compat.autograd import next_sequence_number, version_of, viewed_tensor
 from dovetail.torch_compat.dispatch import Overload, schema_of, tags_of
-from dovetail.torch_compat.view_nodes import node_made_since, nodes_of_view
+from dovetail.torch_compat.view_nodes import node_made_since, nodes_of_view, takes_gradient_like
 
 aten = torch.ops.aten
 _REFUSED = (
     "{} writes memory of which autograd knows a view by the shape and strides from before they were changed in place; "
     "make another view (y = x.t()) in place of that change (x.t_())"
+)
+_READ = (
+    "the gradient is wanted of a view whose base was written when its shape had been changed in place; make another "
+    "tensor (y = x.t()) in place of that change (x.t_())"
 )
 Make = Callable[[], torch.Tensor]
 
@@ -123,9 +128,10 @@ class ViewsOfWritten:
         One that was written since has another node soon; autograd may be about to make it, and cannot be asked for it.
         """
         while self._read:
-            views, results = self._read.pop(0)
+            views, results = self._read[0]
             if any(made.requires_grad for made in results):
                 self._treat_all(view for view, version in views if version_of(view) == version)
+            self._read.pop(0)
 
     def lay_out(self, roots: Iterable[object]) -> None:
         """Treat all views whose gradients are wanted, before backward begins."""
@@ -146,6 +152,8 @@ class ViewsOfWritten:
         node = node_made_since(view, self._known[id(view)])
         if node is None:
             return
+        if not takes_gradient_like(node, view):
+            raise CaptureFailed(error=_READ)
         self.note(view)
         base = viewed_tensor(view)
         nodes = nodes_of_view(node, base)

@@ -48,6 +48,18 @@ def check_nodes_of_view() -> str | None:
     )
 
 
+def check_takes_gradient_like() -> str | None:
+    """The node of a view of a fake is another one's where the base was transposed in place and written."""
+    found: list[bool] = []
+    for is_transposed in (False, True):
+        with FakeTensorMode():
+            base = torch.ones(3, 4, requires_grad=True) * 1
+            row = base[0]
+            (base.t_() if is_transposed else base).sigmoid_()
+            found.append(view_nodes.takes_gradient_like(row.grad_fn, row))
+    return first_difference(("whether it is its own", found, [True, False]))
+
+
 def _told(ask: Callable[[object], bool]) -> list[bool]:
     """The answers about what a function mode is told of for these lines."""
     answers: list[bool] = []
@@ -86,6 +98,7 @@ def check_switches_gradient() -> str | None:
 CHECKS = (
     check_node_made_since,
     check_nodes_of_view,
+    check_takes_gradient_like,
     check_asks_whether_view,
     check_asks_for_base,
     check_switches_gradient,
