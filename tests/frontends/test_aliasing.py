@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import dovetail
 from dovetail.analysis import overlap_groups
 from dovetail.errors import DovetailWarning
 from dovetail.execute.graph import CompiledGraph
@@ -273,6 +274,29 @@ def test_a_view_at_an_address_beside_its_input(
         results.append((at_home, view._base is base, view.storage_offset(), view.tolist(), gradient.tolist()))
     assert results[0] == results[1]
     assert results[0][0]
+
+
+# --- bytes that are shown otherwise ----------------------------------------------------------------------------------
+
+
+def _written_and_seen_in_parts(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    x.mul_(2)
+    x.real.add_(1)
+    return x.imag * 1, x * x.conj()
+
+
+@pytest.mark.parametrize("of_state", [False, True])
+@pytest.mark.parametrize("shown", [lambda x: x.conj(), lambda x: x.conj()[1:], lambda x: torch._neg_view(x).conj()])
+def test_a_conjugate_input_is_written(shown: Callable[[torch.Tensor], torch.Tensor], of_state: bool) -> None:
+    compiled = (dovetail.compile_step if of_state else dovetail.compile)(_written_and_seen_in_parts)
+    results = []
+    for call in (_written_and_seen_in_parts, compiled):
+        whole = torch.complex(torch.arange(6.0), torch.ones(6)).view(3, 2).clone()
+        x = shown(whole)
+        made = [*call(x), *call(x)]
+        results.append((*made, x.resolve_conj().resolve_neg(), whole))
+        assert x.is_conj()
+    assert all(map(torch.equal, *results))
 
 
 # --- what autograd sees as a view -----------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ members of a family are made as views of one fake base, which receives their gra
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,10 @@ import torch
 from torch.autograd.graph import GradientEdge
 
 from dovetail.analysis.alias_pattern import AliasPattern, Family, FlatPlace, Group
+from dovetail.capture.functionalize import Functionalizer, Infer
 from dovetail.capture.real_tensors import Met
 from dovetail.capture.recorder import Recorder
+from dovetail.capture.shown_bytes import views_shown
 from dovetail.errors import DataDependentControlFlow, OverlappingMutatedInputs
 from dovetail.ir.calling import FlatBytes, InputRule, ViewBase
 from dovetail.ir.program import Value
@@ -282,6 +284,12 @@ def _stand_in(
     made.was_leaf = seen.is_leaf
     made.storage_bytes = 0 if is_wrapper(seen) else seen.untyped_storage().nbytes()
     return made
+
+
+def functionalizer_of(stand_ins: Sequence[StandIn], infer: Infer, new_storage: Callable[[], int]) -> Functionalizer:
+    """What makes a program of these inputs functional."""
+    shown = views_shown((s.declared, s.seen) for s in stand_ins if s.declared.is_tensor and not s.is_wrapper)
+    return Functionalizer([s.declared for s in stand_ins], infer, new_storage, shown)
 
 
 def constant_stand_in(met: Met, value: Value) -> StandIn:
