@@ -129,6 +129,23 @@ def test_changed_shapes_of_an_input_with_a_gradient(name: str, program: str) -> 
     assert_as_eager(function, directly(function).call, _input("computed", _shape(name)))
 
 
+def _parts_after(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    x.t_()
+    return x.split(1)[0], x.unbind()[1]
+
+
+def test_parts_of_a_reshaped_input_may_be_written_as_in_eager_mode() -> None:
+    seen = []
+    for call in (_parts_after, directly(_parts_after).call):
+        x = _input("computed", (3, 3))(0)[0][0]
+        made = call(x)
+        names = [result.grad_fn.name() for result in made]
+        with pytest.raises(RuntimeError, match="Output 0 of Split is a view and is being modified inplace"):
+            made[0].mul_(2)
+        seen.append((names, [result._base is x for result in made]))
+    assert seen[0] == seen[1]
+
+
 # --- requires_grad --------------------------------------------------------------------------------------------------
 
 

@@ -214,7 +214,10 @@ InputRule: TypeAlias = "FlatBytes | ViewBase"
 
 @dataclass(frozen=True, slots=True)
 class MetadataChange:
-    """`target(input, *args)`: an operator that changes shape and strides of an input in place, run last."""
+    """`target(input, *args)`: an operator that changes shape and strides of an input in place.
+
+    It is run last; but before results are made, where all that are views of the input are of the changed one.
+    """
 
     input: int
     target: Target
