@@ -343,3 +343,23 @@ def test_a_part_of_a_result_follows_what_is_written_to_it(
         leaves = [times, x] if wants_gradient else [times]
         found.append(torch.autograd.grad(rest.sum() + first.square().sum(), leaves))
     assert all(map(torch.equal, *found))
+
+
+@pytest.mark.parametrize(
+    "of", [lambda x: x.data, lambda x: x.detach(), lambda x: x[1:].data, lambda x: x.data[1:], lambda x: x[1:]]
+)
+@pytest.mark.parametrize("wants_gradient", [False, True])
+def test_results_count_versions_with_an_input_as_in_eager_mode(of: Callable[[Any], Any], wants_gradient: bool) -> None:
+    def of_a_result(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x * 2
+        return y, of(y)
+
+    for function in (lambda x: (x, of(x)), of_a_result):
+        seen = []
+        for call in (function, dovetail.compile(function)):
+            whole, part = call(_base(0, 4, wants_gradient)[0])
+            before = whole._version
+            with torch.no_grad():
+                part.add_(1)
+            seen.append(whole._version - before)
+        assert seen[0] == seen[1]

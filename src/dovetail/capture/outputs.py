@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge
 
+from dovetail.capture.between_results import refuse_made_leaf_beside
 from dovetail.capture.changes import InputChanges, replay_steps, steps_from_argument
 from dovetail.capture.functionalize import Functionalizer, ViewStep
 from dovetail.capture.gradient_names import operator_of, spelled
@@ -25,6 +26,7 @@ from dovetail.ir.calling import (
     AsLeaf,
     AsParameter,
     CallPlan,
+    CountedAlone,
     FromConstant,
     FromInput,
     FromOutput,
@@ -40,10 +42,9 @@ from dovetail.ir.convert import scalar_of
 from dovetail.ir.program import Operand, Value, meta_symbols, symbols_in
 from dovetail.ir.signature import InputMutation, OutputRole, UserOutput, WriteKind
 from dovetail.ir.sizes import symbol
-from dovetail.torch_compat.autograd import viewed_tensor
+from dovetail.torch_compat.autograd import version_counter_classes, viewed_tensor
 from dovetail.torch_compat.dispatch import Overload, schema_of
 from dovetail.torch_compat.fakes import writes_fake
-from dovetail.torch_compat.graph_leaves import nodes_below
 from dovetail.torch_compat.subclasses import WrapperLayout, is_wrapper, take_apart
 from dovetail.torch_compat.symbols import SYMBOLIC_TYPES
 from dovetail.torch_compat.tensor_hooks import has_hooks
@@ -131,7 +132,7 @@ def analyse_outputs(
     for place, result in enumerate(results):
         first = place_of.setdefault(id(result), place) if isinstance(result, torch.Tensor) else place
         rules.append(_rule_for(result, shared, builder) if first == place else FromOutput(first))
-    _refuse_made_leaf_beside(results, builder)
+    refuse_made_leaf_beside(results, builder.input_of)
     backs = []
     for index, kind in changes.writes.items():
         tracked = kind is WriteKind.TRACKED
@@ -282,19 +283,6 @@ def _rule_for(result: object, shared: Mapping[int, list[list[Value]]], builder: 
     return AsLeaf(rule) if is_made else rule
 
 
-def _refuse_made_leaf_beside(results: Sequence[object], builder: _Builder) -> None:
-    """Refuse results that a gradient would reach from another result: a call makes each of them by itself."""
-    tensors = [x for x in results if isinstance(x, torch.Tensor) and x.requires_grad and id(x) not in builder.input_of]
-    made = {id(x) for x in tensors if x.is_leaf}
-    for node in nodes_below(tensors) if made else ():
-        if id(getattr(node, "variable", None)) in made:
-            raise UnsupportedOutput(
-                what="a leaf that it makes, and a result that is computed from it",
-                reason="a call makes each of its results by itself, so that no gradient would reach the leaf",
-                hint="make the leaf before the call, and pass it as an argument",
-            )
-
-
 def _tensor_rule(result: torch.Tensor, shared: Mapping[int, list[list[Value]]], builder: _Builder) -> OutputRule:
     if result.retains_grad and id(result) not in builder.input_of:
         hint = "call retain_grad() on what the function returns"
@@ -307,7 +295,7 @@ def _tensor_rule(result: torch.Tensor, shared: Mapping[int, list[list[Value]]], 
         base = builder.stand_ins[index].seen
         builder.recorder.views.of_inputs.refuse_older(result, base, builder.stand_ins[index].declared.name)
         if _autograd_replays(result, base, steps, builder):
-            return FromView(index, True, replay_steps(steps), _is_apart(result, base, builder))
+            return _view(index, True, steps, result, base, builder)
         slot = builder.add_user(value, result, _has_gradient(result, builder))
         return Rewritten(FromView(index, True, replay_steps(steps), True), slot)
     chains = shared[value.tensor.storage]
@@ -339,7 +327,7 @@ def _shared_rule(
     builder.needs_gradient[slot] |= _has_gradient(result, builder)
     if result is base and _has_gradient(result, builder) == base.requires_grad:
         return FromSlot(slot)
-    return FromView(slot, False, replay_steps(steps), _is_apart(result, base, builder))
+    return _view(slot, False, steps, result, base, builder)
 
 
 def _has_gradient(result: torch.Tensor, builder: _Builder) -> bool:
@@ -364,6 +352,14 @@ def _has_gradient(result: torch.Tensor, builder: _Builder) -> bool:
         else:
             stack.extend(waiting)
     return known[result.grad_fn]
+
+
+def _view(
+    index: int, of_input: bool, steps: tuple[ViewStep, ...], result: torch.Tensor, base: torch.Tensor, builder: _Builder
+) -> FromView:
+    is_apart = _is_apart(result, base, builder)
+    counts_alone = is_apart and len(set(version_counter_classes([base, result]))) == 2
+    return (CountedAlone if counts_alone else FromView)(index, of_input, replay_steps(steps), is_apart)
 
 
 def _is_apart(result: torch.Tensor, base: torch.Tensor, builder: _Builder) -> bool:

@@ -37,6 +37,7 @@ from dovetail.ir.calling import (
     AsLeaf,
     AsParameter,
     CallPlan,
+    CountedAlone,
     Formatted,
     FromConstant,
     FromInput,
@@ -258,7 +259,7 @@ class _WrapperWriter:
             return f"put_together({layout}, [{', '.join(map(self._output, rule.parts))}])"
         text = self._input(rule.base) if rule.of_input else f"outs[{rule.base}]"
         if rule.detach:
-            text = f"{text}.detach()"
+            text = f"{text}.data" if isinstance(rule, CountedAlone) else f"{text}.detach()"
         elif len(rule.steps) == (self.changed_first.get(rule.base, 0) if rule.of_input else 0):
             text = f"torch.ops.aten.alias.default({text})"
         return self._viewed(text, rule.steps[self.changed_first.get(rule.base, 0) if rule.of_input else 0 :])

@@ -64,6 +64,12 @@ class FromView:
     detach: bool
 
 
+class CountedAlone(FromView):
+    """A view that counts its versions by itself: `.data`, or what is made of that."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
 class FromOutput:
     """The same object as an earlier result."""
