@@ -139,7 +139,16 @@ def _check_source(loaded: _Loaded) -> None:
 _SOURCE_NAMES = frozenset(
     {
         *("torch", "math", "operator", "prims", "args", "outs", "run", "copy_into", "flat_bytes", "followed", "graft"),
-        *("viewed_tensor", "withdraw_announcement", "increment_version", "put_together", "getattr", "complex", "float"),
+        *(
+            "viewed_tensor",
+            "withdraw_announcement",
+            "change_layout",
+            "increment_version",
+            "put_together",
+            "getattr",
+            "complex",
+            "float",
+        ),
         *("int", "max", "min", "round", "bool", "abs", "pow", "_"),
     }
 )

@@ -22,6 +22,7 @@ from dovetail.ir.calling import (
     AsLeaf,
     AsParameter,
     CallPlan,
+    CountedAlone,
     FlatBytes,
     Formatted,
     FromConstant,
@@ -160,7 +161,7 @@ PLAN = CallPlan(
     outputs=(
         *map(FromConstant, _CONSTANTS), FromSlot(2), FromInput(1), _VIEW, FromView(1, False, (), True), FromOutput(17),
         Rewritten(_VIEW, 0), AsLeaf(FromSlot(0)), AsLeaf(_VIEW), AsLeaf(Rewritten(_VIEW, 1)),
-        AsParameter(FromSlot(0), False),
+        AsParameter(FromSlot(0), False), CountedAlone(1, True, (), True),
     ),
     writes=(
         WriteBack(0, 0, WriteKind.TRACKED), WriteBack(1, 1, WriteKind.HIDDEN, _STEPS[2:]),

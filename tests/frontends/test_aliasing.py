@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import dovetail
 from dovetail.analysis import overlap_groups
 from dovetail.errors import DovetailWarning
 from dovetail.execute.graph import CompiledGraph
@@ -226,3 +227,139 @@ def test_many_disjoint_views_of_one_buffer(door: Door, views: Callable[[int], li
 @pytest.mark.parametrize("views", [_columns, _slices])
 def test_many_disjoint_views_are_groups_of_one(views: Callable[[int], list[torch.Tensor]]) -> None:
     assert overlap_groups(views(2000)) == [[i] for i in range(2000)]
+
+
+# --- addresses --------------------------------------------------------------------------------------------------------
+
+
+def _written_at_an_address(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x.as_strided((2, 2), (1, 2), 5).mul_(2)
+    return x * y
+
+
+@pytest.mark.parametrize("start", [0, 2, 5])
+def test_a_write_at_an_address_reaches_that_place(door: Door, start: int) -> None:
+    results = []
+    for call in (_written_at_an_address, door(_written_at_an_address).call):
+        base = torch.arange(30.0)
+        results.append((call(base[start : start + 9].view(3, 3), base[20:29].view(3, 3)), base))
+    assert all(map(torch.equal, *results))
+
+
+def _at_an_address(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x.relu_()
+    view = y.flatten().as_strided((2, 2), (1, 1), 0)
+    y.mul_(2)
+    return view
+
+
+def _at_two_addresses(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return y.as_strided((2, 2), (1, 2), 2).as_strided((2, 2), (1, 2), 3)
+
+
+@pytest.mark.parametrize("start", [0, 2, 12])
+@pytest.mark.parametrize(
+    ("function", "wants_gradient"), [(_at_an_address, False), (_at_two_addresses, False), (_at_two_addresses, True)]
+)
+def test_a_view_at_an_address_beside_its_input(
+    door: Door, function: Callable[..., torch.Tensor], wants_gradient: bool, start: int
+) -> None:
+    results = []
+    for call in (function, door(function).call):
+        leaf = torch.randn(30, generator=torch.Generator().manual_seed(0), requires_grad=wants_gradient)
+        base = leaf * 1
+        view = call(base[:9].view(3, 3), base[start : start + 9].view(3, 3))
+        at_home = view.untyped_storage().data_ptr() == base.untyped_storage().data_ptr()
+        gradient = torch.autograd.grad(view.square().sum(), leaf)[0] if wants_gradient else torch.zeros(())
+        results.append((at_home, view._base is base, view.storage_offset(), view.tolist(), gradient.tolist()))
+    assert results[0] == results[1]
+    assert results[0][0]
+
+
+# --- bytes that are shown otherwise ----------------------------------------------------------------------------------
+
+
+def _written_and_seen_in_parts(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    x.mul_(2)
+    x.real.add_(1)
+    return x.imag * 1, x * x.conj()
+
+
+@pytest.mark.parametrize("of_state", [False, True])
+@pytest.mark.parametrize("shown", [lambda x: x.conj(), lambda x: x.conj()[1:], lambda x: torch._neg_view(x).conj()])
+def test_a_conjugate_input_is_written(shown: Callable[[torch.Tensor], torch.Tensor], of_state: bool) -> None:
+    compiled = (dovetail.compile_step if of_state else dovetail.compile)(_written_and_seen_in_parts)
+    results = []
+    for call in (_written_and_seen_in_parts, compiled):
+        whole = torch.complex(torch.arange(6.0), torch.ones(6)).view(3, 2).clone()
+        x = shown(whole)
+        made = [*call(x), *call(x)]
+        results.append((*made, x.resolve_conj().resolve_neg(), whole))
+        assert x.is_conj()
+    assert all(map(torch.equal, *results))
+
+
+# --- what autograd sees as a view -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wants_gradient", [False, True])
+@pytest.mark.parametrize(
+    "of", [lambda x: x.detach(), lambda x: x.detach()[1:], lambda x: x[1:].detach(), lambda x: x[1:], lambda x: x[...]]
+)
+def test_a_result_is_a_view_of_another_where_autograd_says_so(
+    door: Door, of: Callable[[Any], Any], wants_gradient: bool
+) -> None:
+    def of_an_input(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x, of(x)
+
+    def of_a_result(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x * 2
+        return y, of(y)
+
+    for function in (of_an_input, of_a_result):
+        seen = []
+        for call in (function, door(function).call):
+            whole, part = call(_base(0, 4, wants_gradient)[0])
+            seen.append((part._base is whole, part.requires_grad, part.is_leaf))
+        assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("wants_gradient", [False, True])
+@pytest.mark.parametrize(
+    "make", [lambda x: x.t().reshape(-1), lambda x: torch.nn.functional.linear(x[None], x)[0], lambda x: x.t().clone()]
+)
+def test_a_part_of_a_result_follows_what_is_written_to_it(
+    door: Door, make: Callable[[Any], Any], wants_gradient: bool
+) -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        whole = make(x)
+        return whole, whole[1:], whole[0]
+
+    found = []
+    for call in (f, door(f).call):
+        x, times = torch.ones(3, 4, requires_grad=wants_gradient), torch.tensor(3.0, requires_grad=True)
+        whole, rest, first = call(x)
+        whole.mul_(times)
+        leaves = [times, x] if wants_gradient else [times]
+        found.append(torch.autograd.grad(rest.sum() + first.square().sum(), leaves))
+    assert all(map(torch.equal, *found))
+
+
+@pytest.mark.parametrize(
+    "of", [lambda x: x.data, lambda x: x.detach(), lambda x: x[1:].data, lambda x: x.data[1:], lambda x: x[1:]]
+)
+@pytest.mark.parametrize("wants_gradient", [False, True])
+def test_results_count_versions_with_an_input_as_in_eager_mode(of: Callable[[Any], Any], wants_gradient: bool) -> None:
+    def of_a_result(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x * 2
+        return y, of(y)
+
+    for function in (lambda x: (x, of(x)), of_a_result):
+        seen = []
+        for call in (function, dovetail.compile(function)):
+            whole, part = call(_base(0, 4, wants_gradient)[0])
+            before = whole._version
+            with torch.no_grad():
+                part.add_(1)
+            seen.append(whole._version - before)
+        assert seen[0] == seen[1]

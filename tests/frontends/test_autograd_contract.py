@@ -451,6 +451,16 @@ def test_forward_mode_through_dynamos_graph_is_refused_by_name() -> None:
         call(forward_ad.make_dual(torch.ones(2, 4), torch.ones(2, 4)))
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own decompositions
+def test_forward_mode_through_dynamos_graph_without_gradients_is_refused_by_name() -> None:
+    torch.compiler.reset()
+    call, x = torch.compile(lambda x, times: x.sin() * times, backend="dovetail"), torch.ones(3)
+    with forward_ad.dual_level():
+        with pytest.raises(ForwardModeUnsupported, match="forward-mode"):
+            call(forward_ad.make_dual(x, x), 2.0)
+        assert torch.equal(call(x, 2.0), x.sin() * 2)
+
+
 # --- one output after the other ---------------------------------------------------------------------------------------
 
 

@@ -148,3 +148,18 @@ def test_default_dtype_threads_and_determinism_are_respected() -> None:
     threads = torch.get_num_threads()
     torch.compile(lambda x: x * 2, backend="dovetail")(torch.ones(2))
     assert torch.get_num_threads() == threads
+
+
+def test_a_graph_that_turns_gradients_on_is_called_with_gradients_off_and_in_inference_mode() -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.enable_grad():
+            y = x * 3
+        return y, x.sin()
+
+    x, compiled = torch.ones(3, requires_grad=True), torch.compile(f, backend="dovetail")
+    for mode in (torch.no_grad, torch.inference_mode, torch.no_grad):
+        with mode():
+            for actual, expected in zip(compiled(x), f(x), strict=True):
+                assert actual.requires_grad == expected.requires_grad
+                assert actual.is_inference() == expected.is_inference()
+                assert torch.equal(actual, expected)

@@ -512,3 +512,18 @@ def test_truth_values_of_data_and_sizes_are_results() -> None:
         assert got[:3] == expected[:3]
         assert [type(item) for item in (*got[:2], got[2]["all"])] == [bool, torch.Size, torch.Size]
     assert compiled.stats.captures == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda x: x.t_(), lambda x: x.squeeze_(), lambda x: x.unsqueeze_(0), lambda x: x.as_strided((2, 2), (1, 1), 1)],
+)
+def test_parts_of_tensors_whose_shape_is_changed_in_place(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return change(x) * 2
+
+    compiled = dovetail.compile(f, dynamic=True)
+    for rows, first in ((3, 2), (3, 7), (4, 2), (5, 9), (3, 0), (4, 1)):
+        base = torch.arange(40.0)
+        expected, actual = (call(base[first : first + rows * 3].view(rows, 3)) for call in (f, compiled))
+        assert torch.equal(actual, expected)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import dovetail
-from dovetail.errors import CaptureFailed, DovetailWarning, UnsupportedInputMutation
+from dovetail.errors import CaptureFailed, DataDependentControlFlow, DovetailWarning, UnsupportedInputMutation
 from tests.doors import DOORS, Door, assert_as_eager, directly
 from tests.rotation import rotated
 
@@ -115,15 +115,35 @@ def test_changed_shapes(name: str, program: str) -> None:
 @pytest.mark.parametrize("name", _CHANGES)
 def test_changed_shapes_of_an_input_with_a_gradient(name: str, program: str) -> None:
     function = _programs(_CHANGES[name])[program]
-    if program == "with_a_view_of_all_from_before" and name not in ("squeeze_", "unsqueeze_"):
+    refused = {"with_a_view_from_before": "before they were changed in place"}  # by fakes, which make such a view again
+    if name not in ("squeeze_", "unsqueeze_"):
+        refused["with_a_view_of_all_from_before"] = "Cannot view"
+    if program in refused:
         (x,), _ = _input("computed", _shape(name))(0)
         compiled = dovetail.compile(function)
-        with pytest.warns(DovetailWarning, match="Cannot view"):  # fakes make such a view again, where eager does not
+        with pytest.warns(DovetailWarning, match=refused[program]):
             compiled(x)
-        with pytest.raises(CaptureFailed, match="Cannot view"):
+        with pytest.raises(CaptureFailed, match=refused[program]):
             compiled(_input("computed", _shape(name))(0)[0][0])
         return
     assert_as_eager(function, directly(function).call, _input("computed", _shape(name)))
+
+
+def _parts_after(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    x.t_()
+    return x.split(1)[0], x.unbind()[1]
+
+
+def test_parts_of_a_reshaped_input_may_be_written_as_in_eager_mode() -> None:
+    seen = []
+    for call in (_parts_after, directly(_parts_after).call):
+        x = _input("computed", (3, 3))(0)[0][0]
+        made = call(x)
+        names = [result.grad_fn.name() for result in made]
+        with pytest.raises(RuntimeError, match="Output 0 of Split is a view and is being modified inplace"):
+            made[0].mul_(2)
+        seen.append((names, [result._base is x for result in made]))
+    assert seen[0] == seen[1]
 
 
 # --- requires_grad --------------------------------------------------------------------------------------------------
@@ -170,6 +190,45 @@ def test_requires_grad_is_not_switched_on_and_off_again() -> None:
     assert not x.requires_grad
 
 
+def _squeezed_then_switched_on(x: torch.Tensor) -> torch.Tensor:
+    return x.squeeze_().requires_grad_() * 2
+
+
+def _transposed_unseen(x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        x.t_()
+    return x * 2
+
+
+@pytest.mark.parametrize(
+    ("function", "x", "what"),
+    [
+        (_squeezed_then_switched_on, torch.ones(1, 3), "the shape and requires_grad"),
+        (_transposed_unseen, torch.ones(3, 3, requires_grad=True), "unseen by autograd"),
+        (_transposed_unseen, torch.ones(3, 3, requires_grad=True) * 1, "unseen by autograd"),
+    ],
+)
+def test_shapes_that_gradients_would_not_be_of(function: Callable[..., Any], x: torch.Tensor, what: str) -> None:
+    shape, strides, version = x.shape, x.stride(), x._version
+    with pytest.raises(UnsupportedInputMutation, match=what):
+        directly(function).call(x)
+    assert (x.shape, x.stride(), x._version) == (shape, strides, version)
+
+
+def test_strides_change_before_requires_grad_does() -> None:
+    results = []
+    for call in (_transposed_then_switched_on, directly(_transposed_then_switched_on).call):
+        x = torch.arange(9.0).view(3, 3)
+        (gradient,) = torch.autograd.grad(call(x).sum(), x)
+        results.append((x.stride(), gradient))
+    assert results[0][0] == results[1][0] == (1, 3)
+    assert torch.equal(results[0][1], results[1][1])
+
+
+def _transposed_then_switched_on(x: torch.Tensor) -> torch.Tensor:
+    return x.t_().requires_grad_() * torch.arange(9.0).view(3, 3)
+
+
 def test_requires_grad_of_a_leaf_is_switched_off() -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         y = x * 2
@@ -207,6 +266,82 @@ def test_detaching_a_computed_input_is_refused() -> None:
     with pytest.raises(UnsupportedInputMutation, match="detach_"):
         directly(_detached).call(x)
     assert x.grad_fn is graph
+
+
+def _with_an_older_view(x: torch.Tensor) -> torch.Tensor:
+    part = x[0]
+    x.requires_grad_()
+    return part * 2
+
+
+def _beside_a_write(x: torch.Tensor) -> torch.Tensor:
+    part = x[0]
+    x.mul_(2)
+    x.requires_grad_()
+    return part * 2
+
+
+def _asking(x: torch.Tensor) -> torch.Tensor:
+    return x * 2 if x._is_view() else x * 3
+
+
+@pytest.mark.parametrize("function", [_with_an_older_view, _beside_a_write, _asking])
+def test_a_view_is_told_from_a_tensor_of_its_own_where_it_matters(function: Callable[..., torch.Tensor]) -> None:
+    compiled = dovetail.compile(function, verify=2)
+    for kind in ("plain", "view", "plain", "view"):
+        results = []
+        for call in (function, compiled):
+            (x,), _ = _input(kind)(0)
+            made = call(x)
+            results.append((made.detach(), made.requires_grad, x.requires_grad, x._version))
+        assert torch.equal(results[0][0], results[1][0])
+        assert results[0][1:] == results[1][1:]
+    assert len(compiled.graphs) == 2
+    assert compiled.stats.eager_calls == 0
+
+
+@pytest.mark.parametrize("sized", [False, True])
+def test_views_of_many_sizes_are_told(sized: bool) -> None:
+    compiled = dovetail.compile(_with_an_older_view, dynamic=sized)
+    for rows in (3, 4, 5):
+        assert compiled(torch.ones(rows, 2)).requires_grad
+        assert not compiled(torch.ones(2, rows).t()).requires_grad
+
+
+def test_it_does_not_matter_whether_an_input_is_a_view_without_an_older_one() -> None:
+    compiled = dovetail.compile(lambda x: x.requires_grad_() * 2)
+    for kind in ("plain", "view"):
+        assert compiled(_input(kind)(0)[0][0]).requires_grad
+    assert len(compiled.graphs) == 1
+
+
+def test_an_older_view_of_a_view_is_no_result() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        part = x[0]
+        x.requires_grad_()
+        return part
+
+    compiled, x = dovetail.compile(f), _input("view")(0)[0][0]
+    assert compiled(_input("plain")(0)[0][0]).requires_grad
+    with pytest.raises(UnsupportedInputMutation, match="another view of its base"):
+        compiled(x)
+    assert not x.requires_grad
+
+
+def test_a_view_is_not_detached_in_place() -> None:
+    compiled = dovetail.compile(lambda x: x.detach_() * 2)
+    assert torch.equal(compiled(torch.ones(3)), torch.full((3,), 2.0))
+    with pytest.raises(RuntimeError, match="Can't detach views in-place"):
+        compiled(torch.ones(2, 3)[0])
+
+
+@pytest.mark.parametrize(
+    ("function", "kind"), [(lambda x: x[0]._base * 2, "view"), (lambda x: x * x._is_view(), "view_of_computed")]
+)
+def test_what_an_input_is_a_view_of_is_not_known(function: Callable[..., torch.Tensor], kind: str) -> None:
+    x = _input("view")(0)[0][0] if kind == "view" else _input("computed")(0)[0][0][1:]
+    with pytest.raises(DataDependentControlFlow, match="a view"):
+        dovetail.compile(function)(x)
 
 
 # --- writes that autograd does not follow ---------------------------------------------------------------------------

@@ -147,3 +147,112 @@ def test_a_view_that_may_not_be_differentiated_any_more_is_compared() -> None:
     x = torch.randn(7, 13, requires_grad=True)
     assert torch.equal(f(x), compiled(x))
     assert all(map(torch.equal, torch.autograd.grad(f(x), x), torch.autograd.grad(compiled(x), x)))
+
+
+# --- views whose shape or strides were changed in place --------------------------------------------------------------
+
+
+def _view_and_part(y: Tensor) -> Tensor:
+    y.t_()
+    y[0].sigmoid_()
+    return y
+
+
+def _view(y: Tensor) -> Tensor:
+    return y.t_().sigmoid_()
+
+
+def _beside_another_shape(y: Tensor) -> Tensor:
+    x = y[0]
+    y.unsqueeze_(0)
+    with torch.no_grad():
+        x.sigmoid_()
+    return y
+
+
+def _view_of_a_changed_base(y: Tensor) -> Tensor:
+    x = y[0]
+    viewed = y._base
+    assert viewed is not None
+    viewed.t_()
+    x.sigmoid_()
+    return viewed
+
+
+@pytest.mark.parametrize("write", [_view, _view_and_part, _beside_another_shape, _view_of_a_changed_base])
+def test_a_write_to_a_view_that_was_reshaped_is_left_to_eager_mode_once(write: Callable[[Tensor], Tensor]) -> None:
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        whole = x * 1
+        return whole.sum(), write(whole[:4]).square().sum()
+
+    x, compiled = torch.randn(4, 4, requires_grad=True), dovetail.compile(f)
+    (wanted,) = torch.autograd.grad(f(x), x, [torch.tensor(2.0), torch.tensor(1.0)])
+    with pytest.warns(dovetail.errors.DovetailWarning, match="before they were changed in place"):
+        results = compiled(x)
+    assert torch.equal(torch.autograd.grad(results, x, [torch.tensor(2.0), torch.tensor(1.0)])[0], wanted)
+    with pytest.raises(dovetail.errors.CaptureFailed, match=r"in place of that change \(x.t_\(\)\)"):
+        compiled(x)
+
+
+def _base_itself(y: Tensor) -> Tensor:
+    y.t_().exp_()
+    return y * 2
+
+
+def _older_view(y: Tensor) -> Tensor:
+    x, z = y[:2, :2], y[1:]
+    x.t_()
+    z.mul_(3)
+    return x * x.detach()
+
+
+def _where_autograd_does_not_follow(y: Tensor) -> Tensor:
+    x = y[:2, :2].t_()
+    with torch.no_grad():
+        x.sigmoid_()
+    return x * 2
+
+
+@pytest.mark.parametrize("write", [_base_itself, _older_view, _where_autograd_does_not_follow])
+def test_other_writes_beside_a_reshaped_tensor_have_gradients_as_eager(write: Callable[[Tensor], Tensor]) -> None:
+    def f(x: Tensor) -> Tensor:
+        return write(x * 1).square().sum()
+
+    x, compiled = torch.randn(4, 4, requires_grad=True), dovetail.compile(f)
+    for _ in range(2):
+        assert torch.equal(torch.autograd.grad(compiled(x), x)[0], torch.autograd.grad(f(x), x)[0])
+    assert compiled.stats.eager_calls == 0
+
+
+def _returned(base: Tensor, view: Tensor) -> tuple[Tensor, ...]:
+    return base, view
+
+
+def _read_last(base: Tensor, view: Tensor) -> tuple[Tensor, ...]:
+    return base, view * 1
+
+
+@pytest.mark.parametrize("read", [_returned, _read_last])
+def test_the_gradient_of_a_view_whose_base_was_reshaped_is_refused(
+    read: Callable[[Tensor, Tensor], tuple[Tensor, ...]],
+) -> None:
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        base = x * 1
+        view = base[0]
+        base.t_()
+        base.sigmoid_()
+        return read(base, view)
+
+    for shape in ((3, 3), (3, 4)):
+        x, compiled = torch.randn(shape, requires_grad=True), dovetail.compile(f)
+        results = compiled(x)
+        assert all(map(torch.equal, results, f(x)))
+        (wanted,) = torch.autograd.grad([made.square().sum() for made in f(x)], x)
+        if shape == (
+            3,
+            3,
+        ):  # the view would be made again in the same shape, and its gradient is put in the right place
+            assert torch.equal(torch.autograd.grad([made.square().sum() for made in results], x)[0], wanted)
+            continue
+        with pytest.raises(dovetail.errors.CaptureFailed, match="had been changed in place"):
+            torch.autograd.grad([made.square().sum() for made in results], x)

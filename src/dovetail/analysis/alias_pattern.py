@@ -92,20 +92,27 @@ class AliasPattern:
     """The groups of a call, by their first member.
 
     offsets: (argument, storage offset) where a program depends on it. sizes: those of all arguments, where they differ
-    from call to call and there are groups.
+    from call to call and there are groups or views. views: arguments that autograd sees as views of another tensor,
+    where a program depends on it.
     """
 
     groups: tuple[Group, ...] = ()
     offsets: tuple[tuple[int, int], ...] = ()
     sizes: tuple[Hashable, ...] = ()
+    views: frozenset[int] = frozenset()
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether the inputs are as they are taken to be at first, wherever they lie."""
+        return not (self.groups or self.views)
 
     def __str__(self) -> str:
-        if not self.groups:
-            return "written inputs apart"
-        return "; ".join(
+        told = [
             f"inputs {', '.join(str(m.argument) for m in group.members)} in {group.length} x {group.dtype}"
             for group in self.groups
-        )
+        ]
+        told += [f"views: {', '.join(map(str, sorted(self.views)))}"] if self.views else []
+        return "; ".join(told) or "written inputs apart"
 
 
 APART = AliasPattern()
@@ -118,16 +125,19 @@ class Accesses:
 
     written: arguments that it writes; tracked: those where autograd follows. reach: for arguments that it addresses by
     their place in the storage (`as_strided` with an offset): the argument, its storage offset when that was seen, and
-    the bytes (first, end) of the storage that it addresses then.
+    the bytes (first, end) of the storage that it addresses then. asked: arguments of which it matters whether autograd
+    sees a view of another tensor in them.
     """
 
     written: frozenset[int] = frozenset()
     tracked: frozenset[int] = frozenset()
     reach: frozenset[tuple[int, int, tuple[int, int]]] = frozenset()
+    asked: frozenset[int] = frozenset()
 
     def merge(self, other: Accesses) -> Accesses:
         """What either does."""
-        return Accesses(self.written | other.written, self.tracked | other.tracked, self.reach | other.reach)
+        written, tracked = self.written | other.written, self.tracked | other.tracked
+        return Accesses(written, tracked, self.reach | other.reach, self.asked | other.asked)
 
     def addressed(self) -> frozenset[int]:
         """The arguments that are addressed by their place in the storage."""
@@ -153,6 +163,11 @@ class Accesses:
         is_followed = argument in self.tracked and argument in self.addressed() and tensor.storage_offset() != 0
         return self.leaves(argument, tensor) or (is_followed and viewed_tensor(tensor) is not tensor)
 
+    def views_asked_for(self, arguments: Sequence[object]) -> tuple[int, ...]:
+        """Those of the arguments `asked` that are views."""
+        tensors = ((i, arguments[i]) for i in sorted(self.asked))
+        return tuple([i for i, t in tensors if isinstance(t, torch.Tensor) and viewed_tensor(t) is not t])
+
 
 def alias_pattern_of(
     arguments: Sequence[object], accesses: Accesses, names: Sequence[str], *, wants_gradient: bool = True
@@ -172,7 +187,7 @@ def alias_pattern_of(
         alone = len(indices) == 1 and not accesses.needs_base(indices[0], tensors[indices[0]])
         if not alone and not accesses.written.isdisjoint(indices):
             groups.append(_Grouping({i: tensors[i] for i in indices}, accesses, names, wants_gradient).group())
-    return AliasPattern(tuple(groups), offsets)
+    return AliasPattern(tuple(groups), offsets, views=frozenset(accesses.views_asked_for(arguments)))
 
 
 def _refuse_related_wrappers(arguments: Sequence[object], accesses: Accesses, names: Sequence[str]) -> None:
@@ -235,9 +250,10 @@ class _Grouping:
         """Tensors that arguments are views of, by identity, where autograd's knowledge of it can matter.
 
         It can for a family of several members, or with its base among them, when autograd follows a write to one; and
-        where a program addresses the storage.
+        where a program addresses the storage, or asks whether there is one.
         """
-        left = {id(viewed_tensor(t)) for i, t in self.tensors.items() if self.accesses.needs_base(i, t)}
+        needed = [i in self.accesses.asked or self.accesses.needs_base(i, t) for i, t in self.tensors.items()]
+        left = {id(viewed_tensor(t)) for t, is_needed in zip(self.tensors.values(), needed, strict=True) if is_needed}
         viewed = {i: viewed_tensor(t) for i, t in self.tensors.items()}
         own = {id(t) for t in self.tensors.values()}
         count: dict[int, int] = {}

@@ -25,6 +25,7 @@ from dovetail.ir.calling import (
     AsLeaf,
     AsParameter,
     CallPlan,
+    CountedAlone,
     FlatBytes,
     FromConstant,
     FromInput,
@@ -133,10 +134,10 @@ def _codings() -> Mapping[str, Coding]:
         "tuple[Pack, ...]": tuple_of(refused("wrappers of tensors")),
     }
     table["tuple[ReplayStep, ...]"] = tuple_of(Records("rule", (ReplayStep,), table).coding())
-    table["FromView | Rebuilt"] = Records("rule", (FromView,), table).coding()
-    simple = (FromConstant, FromSlot, FromInput, FromView, FromOutput, Rewritten)
+    table["FromView | Rebuilt"] = Records("rule", (FromView, CountedAlone), table).coding()
+    simple = (FromConstant, FromSlot, FromInput, FromView, CountedAlone, FromOutput, Rewritten)
     # The tensor of an `AsLeaf` rule.
-    table["OutputRule"] = Records("rule", (FromSlot, FromInput, FromView, Rewritten), table).coding()
+    table["OutputRule"] = Records("rule", (FromSlot, FromInput, FromView, CountedAlone, Rewritten), table).coding()
     table["tuple[OutputRule, ...]"] = tuple_of(Records("rule", (*simple, AsLeaf, AsParameter), table).coding())
     table["tuple[WriteBack, ...]"] = tuple_of(Records("rule", (calling.WriteBack,), table).coding())
     table["tuple[InputRule, ...]"] = tuple_of(Records("rule", (FlatBytes, ViewBase), table).coding())

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from dovetail.capture.engine import Root
+from dovetail.errors import UnsupportedOutput
 from dovetail.ir.calling import CallPlan
+from dovetail.torch_compat.graph_leaves import nodes_below
 
 
 def edge_of(root: Root) -> GradientEdge:
@@ -52,3 +55,19 @@ def _behind(nodes: Sequence[Any], marks: Mapping[tuple[Any, int], int]) -> dict[
         found[node] = mask
         waiting.pop()
     return found
+
+
+def refuse_made_leaf_beside(results: Sequence[object], inputs: Container[int]) -> None:
+    """Refuse results that a gradient would reach from another result: a call makes each of them by itself.
+
+    inputs: ids of those among them that are inputs.
+    """
+    tensors = [x for x in results if isinstance(x, torch.Tensor) and x.requires_grad and id(x) not in inputs]
+    made = {id(x) for x in tensors if x.is_leaf}
+    for node in nodes_below(tensors) if made else ():
+        if id(getattr(node, "variable", None)) in made:
+            raise UnsupportedOutput(
+                what="a leaf that it makes, and a result that is computed from it",
+                reason="a call makes each of its results by itself, so that no gradient would reach the leaf",
+                hint="make the leaf before the call, and pass it as an argument",
+            )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -40,7 +40,7 @@ class InputChanges:
     writes: how each written input was written. view_writes: views that were written although they leave the region of
     their input, with its number. unlike_eager: names of inputs whose gradient would not be eager's. touched: wrappers
     of which a part was written by an operator on the wrapper. reshaped: inputs that autograd saw written and whose
-    shape was changed. The others: see `ir.calling.CallPlan`.
+    shape was changed. asked: inputs of which it matters whether they are views. The others: see `ir.calling.CallPlan`.
     """
 
     writes: Mapping[int, WriteKind]
@@ -50,6 +50,7 @@ class InputChanges:
     unlike_eager: tuple[str, ...]
     touched: Mapping[int, WriteKind]
     reshaped: Mapping[int, Reshaped]
+    asked: frozenset[int]
 
     @staticmethod
     def of(stand_ins: Sequence[StandIn], recorder: Recorder, functional: Functionalizer) -> InputChanges:
@@ -81,6 +82,7 @@ class InputChanges:
             if index in followed and _is_seen_otherwise(view, stand_ins[index], recorder)
         )
         metadata = _metadata_changes(stand_ins, recorder)
+        _refuse_unseen({change.input for change in metadata}, stand_ins)
         reshaped = {
             change.input: Reshaped(
                 *_known_layout(stand_ins[change.input]), _steps_between(stand_ins[change.input], recorder, functional)
@@ -88,7 +90,13 @@ class InputChanges:
             for change in metadata
             if writes.get(change.input) is WriteKind.TRACKED
         }
-        return InputChanges(writes, views, metadata, _gradient_flags(stand_ins), unlike, touched, reshaped)
+        asked = frozenset(
+            index
+            for index, s in enumerate(stand_ins)
+            if s.rule is None and isinstance(s.seen, torch.Tensor) and s.declared.is_tensor
+            if recorder.views.of_inputs.is_asked(s.seen)
+        )
+        return InputChanges(writes, views, metadata, _gradient_flags(stand_ins), unlike, touched, reshaped, asked)
 
 
 def _refuse_hooks(stand_ins: Sequence[StandIn]) -> None:
@@ -101,6 +109,25 @@ def _refuse_hooks(stand_ins: Sequence[StandIn]) -> None:
 def replay_steps(steps: tuple[ViewStep, ...]) -> tuple[ReplayStep, ...]:
     """Steps of the functionalizer, to be made again on another tensor."""
     return tuple(ReplayStep(step.node.target, step.node.args[1:], step.node.kwargs, step.index) for step in steps)
+
+
+def steps_from_argument(
+    value: Value, argument_of: Mapping[Value, int], functional: Functionalizer
+) -> tuple[int, tuple[ViewStep, ...]] | None:
+    """The nearest argument that a value was made of by views, and these; None where there is none.
+
+    They are those that the code has made: one by an address that lies outside of what it was made of is among them.
+    """
+    made: list[ViewStep] = []
+    while value not in argument_of:
+        step = functional.step_of(value)
+        if step is None:
+            return None
+        made.append(step)
+        owner = step.node.args[0]
+        is_view = isinstance(owner, Value) and owner.is_tensor and owner.tensor.storage == value.tensor.storage
+        value = owner if is_view and isinstance(owner, Value) else step.parent
+    return argument_of[value], tuple(reversed(made))
 
 
 def _is_seen_otherwise(view: Value, stand_in: StandIn, recorder: Recorder) -> bool:
@@ -186,6 +213,17 @@ def _metadata_changes(stand_ins: Sequence[StandIn], recorder: Recorder) -> tuple
     return tuple(changes)
 
 
+def _refuse_unseen(changed: Iterable[int], stand_ins: Sequence[StandIn]) -> None:
+    """Refuse changes of shape or strides that autograd has not seen: gradients are for what each tensor was."""
+    for stand_in in map(stand_ins.__getitem__, changed):
+        name, seen = stand_in.declared.name, stand_in.seen
+        if stand_in.requires_grad and seen.grad_fn is stand_in.grad_fn:
+            raise UnsupportedInputMutation(what="the shape or strides, unseen by autograd,", name=name)
+        is_new_leaf = seen.requires_grad and seen.is_leaf
+        if is_new_leaf and list(stand_in.value.tensor.shape) != list(seen.shape):
+            raise UnsupportedInputMutation(what="the shape and requires_grad", name=name)
+
+
 def _known_layout(stand_in: StandIn) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shape and strides that an input had."""
     meta = stand_in.value.tensor
@@ -253,6 +291,7 @@ def accesses_of(
         frozenset(position[i] for i in (*(index for index, _ in kinds), *late)),
         frozenset(position[i] for i, kind in (*kinds, *changes.touched.items()) if kind is WriteKind.TRACKED),
         frozenset(reach),
+        frozenset(position[i] for i in changes.asked),
     )
 
 

@@ -19,19 +19,21 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
 from typing import TypeAlias
 
 import torch
 
 from dovetail.analysis.region import extent_bytes
+from dovetail.capture.operators import short_name
 from dovetail.capture.placing import moved_view, on_storage
 from dovetail.errors import DtypeChangingWrite
 from dovetail.ir.prim import Prim
-from dovetail.ir.program import Meta, Node, Operand, Origin, Phase, Target, TensorMeta, Value, map_operands, values_in
+from dovetail.ir.program import Meta, Node, Operand, Origin, Phase, Target, TensorMeta, Value, map_operands
 from dovetail.ir.sizes import difference
 from dovetail.ir.text import identifier
-from dovetail.ops.facts import overwrites, writes_of
+from dovetail.ops.facts import overwrites, writes_of, written_values
 from dovetail.ops.functional_variants import FunctionalVariant, exact_variant, spell_out_defaults
 from dovetail.ops.prims import COPY_TO_LAYOUT
 from dovetail.ops.views import BASE, SOURCE, addresses_storage, replayed_args, write_through
@@ -54,11 +56,18 @@ class Functionalizer:
     """Consumes recorded nodes in order, emits functional ones.
 
     new_storage: gives a number that no storage of the recording has. infer: gives the descriptions of an operator's
-    results (by running it on fakes); asked only for operators that the recorder did not see itself.
+    results (by running it on fakes); asked only for operators that the recorder did not see itself. shown: for inputs
+    that show their bytes otherwise (conjugate, negative), the views that do so.
     Attributes: nodes, what was emitted; outside, views that leave the region of what they are views of, with that.
     """
 
-    def __init__(self, inputs: Sequence[Value], infer: Infer, new_storage: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        inputs: Sequence[Value],
+        infer: Infer,
+        new_storage: Callable[[], int],
+        shown: Mapping[Value, Sequence[Overload]],
+    ) -> None:
         self.nodes: list[Node] = []
         self.outside: list[tuple[Value, Value]] = []
         self._infer = infer
@@ -68,6 +77,7 @@ class Functionalizer:
         self._steps: dict[Value, ViewStep] = {}
         self._writes: dict[Value, int] = {}
         self._outer: set[int] = set()
+        self._shown = shown
         self._new_storage = new_storage
         self._names: dict[str, int] = {}
         self._source: Node | None = None
@@ -163,7 +173,7 @@ class Functionalizer:
             metas.append(moved_view(output.tensor, current.tensor, moved))
             if moved != 0 and isinstance(node.target, Overload):
                 swapped = node.with_operands(self.read)
-                swapped = _with_args(swapped, replayed_args(node.target, swapped.args, moved))
+                swapped = replace(swapped, args=replayed_args(node.target, swapped.args, moved))
         outputs = self._emit(swapped.target, swapped.args, swapped.kwargs, metas, node.unpack)
         for output, made in zip(node.outputs, outputs, strict=True):
             if output is not None and made is not None:
@@ -193,9 +203,9 @@ class Functionalizer:
 
     def _consume_write(self, node: Node, writes: tuple[int, ...]) -> None:
         assert isinstance(node.target, Overload), "only operators write"
-        written = _written_values(node, writes)
+        written = written_values(node)
         if overwrites(node.target):
-            self._write(written[0], self._copied(written[0], self._read_operand(node.args[1])))
+            self._write(written[0], self._copied(written[0], map_operands(node.args[1], self.read)))
             return
         variant = exact_variant(node.target, writes, [value.tensor for value in written])
         args, kwargs = self._variant_arguments(node, variant)
@@ -253,7 +263,7 @@ class Functionalizer:
             contents = self._write_into_parent(step, current, contents)
             current = step.parent
         self._writes[current] = self.write_count(current) + 1
-        contents = self._with_layout_of(current, contents)
+        contents = self._shown_like(current, self._with_layout_of(current, contents))
         storage = current.tensor.storage
         self._version[storage] += 1
         self._current[current] = contents
@@ -289,6 +299,18 @@ class Functionalizer:
             return contents
         return self._copied(value, contents)
 
+    def _shown_like(self, root: Value, contents: Value) -> Value:
+        """The contents in bytes that show them as the root does: views of it were recorded for such bytes."""
+        if root not in self._shown:
+            return contents
+        views = self._shown[root]
+        return reduce(self._seen_by, views, self._copied(root, reduce(self._seen_by, views, contents)))
+
+    def _seen_by(self, value: Value, view: Overload) -> Value:
+        (result,) = self._emit(view, (value,), (), [value.meta])
+        assert result is not None, "a view has a result"
+        return result
+
     def _copied(self, value: Value, contents: Operand) -> Value:
         wanted = value.tensor
         args = (contents, list(wanted.shape), list(wanted.stride), wanted.dtype, wanted.device)
@@ -307,14 +329,7 @@ class Functionalizer:
         metas: list[Meta | None],
         unpack: bool = False,
     ) -> tuple[Value | None, ...]:
-        name = (
-            target.name
-            if isinstance(target, Prim)
-            else schema_of(target).name
-            if isinstance(target, Overload)
-            else "call"
-        )
-        outputs = tuple(None if meta is None else Value(self._fresh_name(name), meta) for meta in metas)
+        outputs = tuple(None if meta is None else Value(self._fresh_name(short_name(target)), meta) for meta in metas)
         source = self._source
         self.nodes.append(
             Node(
@@ -343,9 +358,6 @@ class Functionalizer:
             if count == 0 or name not in self._names:
                 self._names.setdefault(name, 1)
                 return name
-
-    def _read_operand(self, operand: Operand) -> Operand:
-        return map_operands(operand, self.read)
 
     def own_copy(self, value: Value) -> Value:
         """A copy of a functional value on a storage of its own, with the same layout."""
@@ -385,15 +397,3 @@ class Functionalizer:
     def views(self) -> Iterator[tuple[Value, ViewStep]]:
         """Every recorded view, oldest first, with the step that makes it."""
         return iter(self._steps.items())
-
-
-def _written_values(node: Node, writes: tuple[int, ...]) -> list[Value]:
-    assert isinstance(node.target, Overload), "only operators write"
-    names = [a.name for a in schema_of(node.target).arguments]
-    keywords: Mapping[str, Operand] = dict(node.kwargs)
-    held = [node.args[i] if i < len(node.args) else keywords.get(names[i]) for i in writes]
-    return list(values_in(held))
-
-
-def _with_args(node: Node, args: tuple[Operand, ...]) -> Node:
-    return Node(node.target, args, node.kwargs, node.outputs, node.unpack, node.phase, node.origin, node.recomputed)

@@ -7,7 +7,7 @@ members of a family are made as views of one fake base, which receives their gra
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +15,11 @@ import torch
 from torch.autograd.graph import GradientEdge
 
 from dovetail.analysis.alias_pattern import AliasPattern, Family, FlatPlace, Group
+from dovetail.capture.functionalize import Functionalizer, Infer
 from dovetail.capture.real_tensors import Met
 from dovetail.capture.recorder import Recorder
-from dovetail.errors import OverlappingMutatedInputs
+from dovetail.capture.shown_bytes import views_shown
+from dovetail.errors import DataDependentControlFlow, OverlappingMutatedInputs
 from dovetail.ir.calling import FlatBytes, InputRule, ViewBase
 from dovetail.ir.program import Value
 from dovetail.ir.signature import Constant, GradientBase, InputRole, SharedBytes
@@ -121,7 +123,7 @@ class InputMaker:
             self._make_group(group)
         for index, spec in enumerate(self.specs):
             if index not in self.made and spec.layout is None:
-                self.made[index] = self._alone(spec)
+                self.made[index] = self._alone(spec, index in self.alias_pattern.views)
         for index, spec in enumerate(self.specs):
             if spec.layout is not None:
                 self.made[index] = self._wrapper(spec, spec.layout)
@@ -130,13 +132,22 @@ class InputMaker:
         constants = [self._constant(tensor, self.made.get(first + k)) for k, tensor in enumerate(self.constants)]
         return [*arguments, *self.extra, *constants]
 
-    def _alone(self, spec: InputSpec) -> StandIn:
+    def _alone(self, spec: InputSpec, is_view: bool) -> StandIn:
         if not isinstance(spec.value, torch.Tensor):
             number = self.recorder.add_number(spec.value, spec.name)
             return StandIn(spec.value, number, number, spec.role)
         fake = keep_number(spec.value, spec.value.data)  # views among the inputs do not count versions together here
+        base = fake
+        if is_view and not spec.is_leaf:
+            raise DataDependentControlFlow(
+                operator=f"the input {spec.name}, a view with a gradient graph, for its base"
+            )
+        if is_view:
+            fake = keep_number(spec.value, self.recorder.views.of_inputs.view_of_hidden(base))
         seen, leaf = _as_input(fake, spec.requires_grad, spec.is_leaf, spec.is_parameter)
         value = self.recorder.add_tensor(seen, spec.name)
+        if fake is not base:
+            self.recorder.add_alias(base, value)
         return _stand_in(seen, value, value, spec.role, leaf)
 
     def _wrapper(self, spec: InputSpec, layout: AnyLayout) -> StandIn:
@@ -273,6 +284,12 @@ def _stand_in(
     made.was_leaf = seen.is_leaf
     made.storage_bytes = 0 if is_wrapper(seen) else seen.untyped_storage().nbytes()
     return made
+
+
+def functionalizer_of(stand_ins: Sequence[StandIn], infer: Infer, new_storage: Callable[[], int]) -> Functionalizer:
+    """What makes a program of these inputs functional."""
+    shown = views_shown((s.declared, s.seen) for s in stand_ins if s.declared.is_tensor and not s.is_wrapper)
+    return Functionalizer([s.declared for s in stand_ins], infer, new_storage, shown)
 
 
 def constant_stand_in(met: Met, value: Value) -> StandIn:

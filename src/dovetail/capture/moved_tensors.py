@@ -10,9 +10,11 @@ import torch
 
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.resizing import change
+from dovetail.capture.views_of_written import ViewsOfWritten
 from dovetail.errors import UnsupportedInputMutation
 from dovetail.ir.program import Meta, Node, Operand, Phase, TensorMeta, Value
 from dovetail.ops.facts import may_resize
+from dovetail.torch_compat.autograd import viewed_tensor
 from dovetail.torch_compat.dispatch import Overload, overloads, schema_of, storage_key
 from dovetail.torch_compat.fakes import is_fake
 
@@ -29,7 +31,14 @@ class MovesTensors(ABC):
     _given: set[int]
     _alive: list[object]
     constants: list[tuple[torch.Tensor, Value]]
+    views: ViewsOfWritten
     metadata_changes: list[tuple[torch.Tensor, Overload, tuple[Operand, ...]]]
+
+    def has_views(self, tensor: torch.Tensor) -> bool:
+        """Whether there are other views of what this one is a view of, which may be itself."""
+        viewed = viewed_tensor(tensor)
+        others = (made for found in self._tensors.values() for made in found if made is not tensor)
+        return any(made is not viewed and viewed_tensor(made) is viewed for made in others)
 
     def new_storage(self) -> int:
         """A storage number that no value of this recording has."""
@@ -118,9 +127,11 @@ class MovesTensors(ABC):
         )
         assert view is not None, f"{func} has no view form"
         operands = tuple(self.operand_of(a) for a in args)
+        before = tensor.shape
         result = func(*args, **kwargs)
         self.metadata_changes.append((tensor, func, operands[1:]))
         value = Value(self._fresh_name(schema.name.rstrip("_")), self._describe(tensor, schema.name))
         self._bind(tensor, value)
+        self.views.reshape(tensor, before)
         self.nodes.append(Node(view, operands, (), (value,), phase=self.phase, origin=self._origins.here()))
         return result

@@ -7,7 +7,7 @@ same, that is when nothing but built-in views lies between it and its base; othe
 
 from __future__ import annotations
 
-import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,8 +15,10 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge
 
-from dovetail.capture.changes import InputChanges, replay_steps
+from dovetail.capture.between_results import refuse_made_leaf_beside
+from dovetail.capture.changes import InputChanges, replay_steps, steps_from_argument
 from dovetail.capture.functionalize import Functionalizer, ViewStep
+from dovetail.capture.gradient_names import operator_of, spelled
 from dovetail.capture.inputs import StandIn
 from dovetail.capture.recorder import Recorder
 from dovetail.errors import GradientAccess, UnsupportedInputMutation, UnsupportedOutput
@@ -24,6 +26,7 @@ from dovetail.ir.calling import (
     AsLeaf,
     AsParameter,
     CallPlan,
+    CountedAlone,
     FromConstant,
     FromInput,
     FromOutput,
@@ -39,9 +42,9 @@ from dovetail.ir.convert import scalar_of
 from dovetail.ir.program import Operand, Value, meta_symbols, symbols_in
 from dovetail.ir.signature import InputMutation, OutputRole, UserOutput, WriteKind
 from dovetail.ir.sizes import symbol
+from dovetail.torch_compat.autograd import version_counter_classes, viewed_tensor
 from dovetail.torch_compat.dispatch import Overload, schema_of
 from dovetail.torch_compat.fakes import writes_fake
-from dovetail.torch_compat.graph_leaves import nodes_below
 from dovetail.torch_compat.subclasses import WrapperLayout, is_wrapper, take_apart
 from dovetail.torch_compat.symbols import SYMBOLIC_TYPES
 from dovetail.torch_compat.tensor_hooks import has_hooks
@@ -75,6 +78,8 @@ class _Builder:
     argument_of: Mapping[Value, int]
     leaves: frozenset[int]
     leads_to_input: dict[Any, bool] = field(default_factory=dict)
+    viewed: Counter[int] = field(default_factory=Counter)
+    viewed_on: dict[int, set[Value]] = field(default_factory=dict)
     values: list[Operand] = field(default_factory=list)
     recorded: list[Operand] = field(default_factory=list)
     roles: list[OutputRole] = field(default_factory=list)
@@ -127,7 +132,7 @@ def analyse_outputs(
     for place, result in enumerate(results):
         first = place_of.setdefault(id(result), place) if isinstance(result, torch.Tensor) else place
         rules.append(_rule_for(result, shared, builder) if first == place else FromOutput(first))
-    _refuse_made_leaf_beside(results, builder)
+    refuse_made_leaf_beside(results, builder.input_of)
     backs = []
     for index, kind in changes.writes.items():
         tracked = kind is WriteKind.TRACKED
@@ -215,7 +220,9 @@ def _chains_by_storage(results: Sequence[object], builder: _Builder) -> dict[int
     """For each storage, the way from its root to each result on it (the result included)."""
     chains: dict[int, list[list[Value]]] = {}
     for result in _plain_tensors(results, builder):
-        value = builder.recorder.value_of(result)
+        value, viewed = builder.recorder.value_of(result), viewed_tensor(result)
+        builder.viewed[id(viewed)] += 1
+        builder.viewed_on.setdefault(value.tensor.storage, set()).add(builder.recorder.value_of(viewed))
         _, steps = builder.functional.chain_of(value)
         chains.setdefault(value.tensor.storage, []).append([*(step.parent for step in steps), value])
     return chains
@@ -276,33 +283,19 @@ def _rule_for(result: object, shared: Mapping[int, list[list[Value]]], builder: 
     return AsLeaf(rule) if is_made else rule
 
 
-def _refuse_made_leaf_beside(results: Sequence[object], builder: _Builder) -> None:
-    """Refuse results that a gradient would reach from another result: a call makes each of them by itself."""
-    tensors = [x for x in results if isinstance(x, torch.Tensor) and x.requires_grad and id(x) not in builder.input_of]
-    made = {id(x) for x in tensors if x.is_leaf}
-    for node in nodes_below(tensors) if made else ():
-        if id(getattr(node, "variable", None)) in made:
-            raise UnsupportedOutput(
-                what="a leaf that it makes, and a result that is computed from it",
-                reason="a call makes each of its results by itself, so that no gradient would reach the leaf",
-                hint="make the leaf before the call, and pass it as an argument",
-            )
-
-
 def _tensor_rule(result: torch.Tensor, shared: Mapping[int, list[list[Value]]], builder: _Builder) -> OutputRule:
     if result.retains_grad and id(result) not in builder.input_of:
         hint = "call retain_grad() on what the function returns"
         raise GradientAccess(does="retains", name="a result", hint=hint)
     value = builder.recorder.value_of(result)
     _, steps = builder.functional.chain_of(value)
-    way = [*(step.parent for step in steps), value]
-    nearest = next((k for k in reversed(range(len(way))) if way[k] in builder.argument_of), None)
-    if nearest is not None:
-        index = builder.argument_of[way[nearest]]
-        steps = steps[nearest:]
+    of_argument = steps_from_argument(value, builder.argument_of, builder.functional)
+    if of_argument is not None:
+        index, steps = of_argument
         base = builder.stand_ins[index].seen
+        builder.recorder.views.of_inputs.refuse_older(result, base, builder.stand_ins[index].declared.name)
         if _autograd_replays(result, base, steps, builder):
-            return FromView(index, True, replay_steps(steps), _loses_gradient(result, base, builder))
+            return _view(index, True, steps, result, base, builder)
         slot = builder.add_user(value, result, _has_gradient(result, builder))
         return Rewritten(FromView(index, True, replay_steps(steps), True), slot)
     chains = shared[value.tensor.storage]
@@ -314,9 +307,13 @@ def _tensor_rule(result: torch.Tensor, shared: Mapping[int, list[list[Value]]], 
 def _shared_rule(
     result: torch.Tensor, steps: tuple[ViewStep, ...], chains: list[list[Value]], builder: _Builder
 ) -> OutputRule:
-    """A view of a tensor that all results on this storage are views of, the nearest to the root that still exists."""
+    """A view of a tensor that all results on this storage are views of: of the one that autograd says so of, if it is
+    one, else of the nearest to the root that still exists.
+    """
     common = [value for place, value in enumerate(chains[0]) if all(c[place : place + 1] == [value] for c in chains)]
-    root = next((value for value in common if builder.recorder.tensors_of(value)), common[0])
+    viewed = builder.viewed_on[common[0].tensor.storage]
+    existing = (value for value in common if builder.recorder.tensors_of(value))
+    root = next((value for value in common if viewed == {value}), None) or next(existing, common[0])
     steps = steps[common.index(root) :]
     if root not in builder.bases:
         bases = builder.recorder.tensors_of(root)
@@ -330,7 +327,7 @@ def _shared_rule(
     builder.needs_gradient[slot] |= _has_gradient(result, builder)
     if result is base and _has_gradient(result, builder) == base.requires_grad:
         return FromSlot(slot)
-    return FromView(slot, False, replay_steps(steps), _loses_gradient(result, base, builder))
+    return _view(slot, False, steps, result, base, builder)
 
 
 def _has_gradient(result: torch.Tensor, builder: _Builder) -> bool:
@@ -357,8 +354,19 @@ def _has_gradient(result: torch.Tensor, builder: _Builder) -> bool:
     return known[result.grad_fn]
 
 
-def _loses_gradient(result: torch.Tensor, base: torch.Tensor, builder: _Builder) -> bool:
-    return base.requires_grad and not _has_gradient(result, builder)
+def _view(
+    index: int, of_input: bool, steps: tuple[ViewStep, ...], result: torch.Tensor, base: torch.Tensor, builder: _Builder
+) -> FromView:
+    is_apart = _is_apart(result, base, builder)
+    counts_alone = is_apart and len(set(version_counter_classes([base, result]))) == 2
+    return (CountedAlone if counts_alone else FromView)(index, of_input, replay_steps(steps), is_apart)
+
+
+def _is_apart(result: torch.Tensor, base: torch.Tensor, builder: _Builder) -> bool:
+    """Whether autograd sees no view of the base in the result, or of what another result is a view of, too."""
+    viewed = viewed_tensor(result)
+    is_alone = viewed is not viewed_tensor(base) and builder.viewed[id(viewed)] == 1
+    return (base.requires_grad or is_alone) and not _has_gradient(result, builder)
 
 
 def _autograd_replays(result: torch.Tensor, base: torch.Tensor, steps: tuple[ViewStep, ...], builder: _Builder) -> bool:
@@ -367,7 +375,7 @@ def _autograd_replays(result: torch.Tensor, base: torch.Tensor, steps: tuple[Vie
         return True
     if has_hooks(result) or not base.requires_grad:
         return False
-    views = {_spelled(schema_of(s.node.target).name) for s in steps if isinstance(s.node.target, Overload)}
+    views = {spelled(schema_of(s.node.target).name) for s in steps if isinstance(s.node.target, Overload)}
     views |= {"alias", "asstrided"}  # what autograd says for a renamed tensor, and for a view that was written
     target = base.grad_fn
     node: Any = result.grad_fn
@@ -379,16 +387,7 @@ def _autograd_replays(result: torch.Tensor, base: torch.Tensor, steps: tuple[Vie
         if target is None and getattr(node, "variable", None) is base:
             return True
         following = [child for child, _ in node.next_functions if child is not None]
-        if len(following) != 1 or _operator_of(node) not in views:
+        if len(following) != 1 or operator_of(node) not in views:
             return False
         node = following[0]
     return False
-
-
-def _operator_of(node: Any) -> str:
-    """`selectbackward0` as `select`: the operator that an autograd node belongs to, as `_spelled` spells it."""
-    return re.sub(r"backward\d+$", "", node.name().lower())
-
-
-def _spelled(name: str) -> str:
-    return name.replace("_", "").lower()

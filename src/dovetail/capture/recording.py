@@ -23,7 +23,7 @@ from dovetail.capture.changes import InputChanges, Reshaped, accesses_of
 from dovetail.capture.copies_or_views import expect_copies
 from dovetail.capture.engine import Root, gradients_of, roots_of, without_backward
 from dovetail.capture.functionalize import Functionalizer
-from dovetail.capture.inputs import InputMaker, InputSpec, constant_stand_in
+from dovetail.capture.inputs import InputMaker, InputSpec, constant_stand_in, functionalizer_of
 from dovetail.capture.left_modes import modes_left, unknown_before
 from dovetail.capture.number_functions import numbers_traced
 from dovetail.capture.number_symbols import NumberSymbols
@@ -127,7 +127,7 @@ class Recording:
             self.note_checks()
             expect_copies(self.recorder, results, [stand_in.value for stand_in in self.stand_ins])
         self._forward_nodes = len(self.recorder.nodes)
-        functional = Functionalizer([s.declared for s in self.stand_ins], self.infer, self.recorder.new_storage)
+        functional = functionalizer_of(self.stand_ins, self.infer, self.recorder.new_storage)
         with named_errors(self.origins):  # autograd makes gradient functions of written views when they are looked at
             for node in self.recorder.nodes:
                 functional.consume(node)

@@ -38,6 +38,7 @@ from dovetail.torch_compat.autograd import asks_where_or_how_often
 from dovetail.torch_compat.dispatch import is_composite, overloads, schema_of
 from dovetail.torch_compat.fakes import is_fake
 from dovetail.torch_compat.traced_numbers import is_traced, number_now
+from dovetail.torch_compat.view_nodes import switches_gradient
 
 _GRADIENT = (getattr(torch.Tensor.grad, "__get__"), getattr(torch.Tensor.grad, "__set__"))  # noqa: B009
 _GRAPH = frozenset(getattr(getattr(torch.Tensor, name), "__get__") for name in ("is_leaf", "grad_fn", "output_nr"))  # noqa: B009
@@ -54,7 +55,8 @@ class StepFunctions(TorchFunctionMode):
 
     cleared: ids of tensors whose `.grad` was set to None, each with whether the step had asked about numbers before.
     asked: ids of tensors whose `.grad` was asked for before, other than to clear it. hooked: of those that got a hook,
-    with the last such line. has_made, to be set: whether the step has made a tensor's memory. refusals: errors raised.
+    with the last such line. has_made, has_views, to be set: whether the step has made a tensor's memory, or views of
+    what the tensor is a view of. refusals: errors raised.
     of_graphs: labels of tensors of graphs from before, by id: what stands for them has no graph.
     """
 
@@ -81,6 +83,7 @@ class StepFunctions(TorchFunctionMode):
         self._number_for = number_for
         self._look_at = look_at
         self.has_made: Callable[[torch.Tensor], bool] = _never
+        self.has_views: Callable[[torch.Tensor], bool] = _never
         self._text_of = text_of
         self._token_for = token_for
         self._has_asked = has_asked
@@ -97,7 +100,7 @@ class StepFunctions(TorchFunctionMode):
         """The step has run: forget who was to be asked."""
         self._token_for, self._text_of, self._look_at, self._has_asked = float, _no_text, do_nothing, bool
         self._number_for, self._on_gradient, self._set_data = do_nothing, do_nothing, _never
-        self._dtype_of_numpy, self.has_made = _no_text, _never
+        self._dtype_of_numpy, self.has_made, self.has_views = _no_text, _never, _never
         self.refusals.clear()  # their frames hold the recording
 
     def __torch_function__(
@@ -113,8 +116,8 @@ class StepFunctions(TorchFunctionMode):
             raise self.refusals[-1]
         if func in SIZES and asks_for_user(sys._getframe(1)):
             return sizes_with_numbers(func(*args, **keywords), self._number_for)
-        if func in _REGISTER:
-            self._note_hook(args[0])
+        if func in _REGISTER or switches_gradient(func):
+            (self._note_hook if func in _REGISTER else self._note_switch)(args[0])
         if func in _TRUTH and args[0].numel() == 1:
             return bool(args[0].item() if args[0].dtype == torch.bool else args[0].ne(0).item())
         if func in INDEXING:
@@ -154,6 +157,16 @@ class StepFunctions(TorchFunctionMode):
         if not is_fake(tensor):
             self._refuse("registers a hook of a tensor that nothing shows it to reach", "register it before the step")
         self.hooked[id(tensor)] = self._origins.here()
+
+    def _note_switch(self, tensor: torch.Tensor) -> None:
+        """A tensor comes to require gradients: views of it do with it, unless it is a view of another one itself."""
+        if not tensor.requires_grad and self.has_views(tensor) and not self.has_made(tensor):
+            self._raise(
+                UnsupportedStep,
+                what="calls requires_grad_() for a tensor from before when it has made a view of it",
+                why="whether the view requires gradients is for the tensor to say that both may be views of",
+                hint="call it first, or make the view again",
+            )
 
     def _note_gradient(self, args: Sequence[Any], asking: FrameType) -> None:
         """`.grad` of a tensor is asked for, or set. asking: the frame that does so."""

@@ -12,6 +12,7 @@ from dovetail.analysis.infer import MetaInference
 from dovetail.capture.backed_zeros import nodes_with_memory
 from dovetail.capture.changes import replay_steps
 from dovetail.capture.functionalize import Functionalizer
+from dovetail.capture.shown_bytes import views_shown
 from dovetail.capture.step_recorder import StepRecorder
 from dovetail.capture.step_sharded import MadeSharded
 from dovetail.capture.step_tensors import MadeTensor, StepNumber, StepTensor, look_of, repeated
@@ -120,7 +121,9 @@ class RecordedStep:
         """The recorded nodes, consumed."""
         constants = [value for _, value in recorder.constants]
         inputs = [*self.values, *constants, *self.number_values]
-        functional = Functionalizer(inputs, self.infer, recorder.new_storage)
+        tensors = [*zip(self.values, (item.tensor for item in self.tensors), strict=False)]
+        shown = views_shown([*tensors, *((value, tensor) for tensor, value in recorder.constants)])
+        functional = Functionalizer(inputs, self.infer, recorder.new_storage, shown)
         for node in recorder.nodes:
             functional.consume(node)
         known = len(recorder.nodes)

@@ -113,7 +113,7 @@ class StepRecording:
         self._functions = StepFunctions(
             self.origins, *numbers_of, told.set_data, told.dtype_of_numpy, self._look_at, asked
         )
-        self._functions.has_made = told.has_made
+        self._functions.has_made, self._functions.has_views = told.has_made, told.has_views
         self._functions.of_graphs = {id(tensors[i].tensor): tensors[i].label for i in self._of_graphs}
 
     # --- running --------------------------------------------------------------------------------------------

@@ -4,32 +4,74 @@ Where the base of a differentiable view was written, or another view of it, auto
 view is read next. In eager mode the new node is an `as_strided` of the base: the base's gradient gets the base's
 strides, and overlapping elements are summed as `as_strided` sums them. On fakes autograd makes the views again, one by
 one, and the gradient gets the strides of their backward. Equal values, but later sums round in the order of strides.
+
+A view made again knows nothing of `t_`, `unsqueeze_` and the like. Where one of these came between, gradients of a
+write would be wrong, and the write is refused; so is the gradient of a view whose base has another shape by now.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from dovetail.analysis.data_movement import is_view
+from dovetail.capture.asked_views import AskedViews
+from dovetail.errors import CaptureFailed
+from dovetail.ops.facts import facts_of
 from dovetail.torch_compat.autograd import next_sequence_number, version_of, viewed_tensor
-from dovetail.torch_compat.dispatch import Overload, schema_of
-from dovetail.torch_compat.view_nodes import node_made_since, nodes_of_view
+from dovetail.torch_compat.dispatch import Overload, schema_of, tags_of
+from dovetail.torch_compat.view_nodes import node_made_since, nodes_of_view, takes_gradient_like
 
 aten = torch.ops.aten
+_REFUSED = (
+    "{} writes memory of which autograd knows a view by the shape and strides from before they were changed in place; "
+    "make another view (y = x.t()) in place of that change (x.t_())"
+)
+_READ = (
+    "the gradient is wanted of a view whose base was written when its shape had been changed in place; make another "
+    "tensor (y = x.t()) in place of that change (x.t_())"
+)
 Make = Callable[[], torch.Tensor]
 
 
+@dataclass(slots=True)
+class _Reshaped:
+    """Tensors of one base whose shape or strides were changed in place: views of it, or itself.
+
+    since: the number of the next node of autograd's when the first was. in_shape: a view has another shape than before.
+    """
+
+    since: int
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    in_shape: bool = False
+
+    def is_in_the_way(self, written: torch.Tensor, base: torch.Tensor, known_since: int) -> bool:
+        """Whether a write to the base, or to a view known since a node of that number, leads through one of them."""
+        has_views = any(tensor is not base for tensor in self.tensors)
+        if self.in_shape or not torch.is_grad_enabled():
+            return self.in_shape
+        if has_views and any(tensor is written for tensor in self.tensors):
+            return True
+        is_older = known_since < self.since
+        return written is not base and (is_older if not has_views else not is_older)
+
+
 class ViewsOfWritten:
-    """Lets the nodes that autograd made anew give the gradients that eager's nodes give."""
+    """Lets the nodes that autograd made anew give the gradients that eager's nodes give.
+
+    Attributes: of_inputs, what is asked of inputs as views.
+    """
 
     def __init__(self, unrecorded: Callable[[Make], torch.Tensor]) -> None:
         """unrecorded: runs what it is given without a trace of it in the program."""
         self._unrecorded = weakref.WeakMethod(unrecorded)  # of what holds this
+        self.of_inputs = AskedViews()
         self._known: dict[int, int] = {}
+        self._reshaped: dict[int, _Reshaped] = {}
         self._read: list[tuple[list[tuple[torch.Tensor, int]], list[torch.Tensor]]] = []
 
     def note(self, tensor: torch.Tensor) -> None:
@@ -42,7 +84,27 @@ class ViewsOfWritten:
         """
         self.settle()
         if isinstance(func, Overload) and schema_of(func).is_mutable:
+            arguments = list(arguments)
+            if self._reshaped and torch.Tag.inplace_view not in tags_of(func):
+                self._refuse_reshaped(func, arguments)
             self._treat_all(self._views_in(arguments))
+
+    def reshape(self, tensor: torch.Tensor, before: torch.Size) -> None:
+        """The strides of a tensor, which had this shape before, were changed in place."""
+        base = viewed_tensor(tensor)
+        found = self._reshaped.setdefault(id(base), _Reshaped(next_sequence_number()))
+        found.tensors.append(tensor)
+        found.in_shape |= tensor is not base and tensor.shape != before
+
+    def _refuse_reshaped(self, func: Overload, arguments: Sequence[object]) -> None:
+        """Raises: NotImplementedError for a write after which autograd would take a view for what it was before."""
+        if not any(tensor.requires_grad for tensor in _tensors_in(arguments)):
+            return
+        for written in _tensors_in([arguments[k] for k in facts_of(func).writes if k < len(arguments)]):
+            base = viewed_tensor(written)
+            found = self._reshaped.get(id(base))
+            if found is not None and found.is_in_the_way(written, base, self._known.get(id(written), found.since)):
+                raise NotImplementedError(_REFUSED.format(func))
 
     def read(self, func: object, arguments: Iterable[object], result: object) -> None:
         """An operator has run. The views among its arguments are treated before the next one runs, if it has a node.
@@ -66,9 +128,10 @@ class ViewsOfWritten:
         One that was written since has another node soon; autograd may be about to make it, and cannot be asked for it.
         """
         while self._read:
-            views, results = self._read.pop(0)
+            views, results = self._read[0]
             if any(made.requires_grad for made in results):
                 self._treat_all(view for view, version in views if version_of(view) == version)
+            self._read.pop(0)
 
     def lay_out(self, roots: Iterable[object]) -> None:
         """Treat all views whose gradients are wanted, before backward begins."""
@@ -76,16 +139,9 @@ class ViewsOfWritten:
         self._treat_all(self._views_in(roots))
 
     def _views_in(self, arguments: Iterable[object]) -> Iterator[torch.Tensor]:
-        for argument in arguments:
-            if isinstance(argument, list | tuple):
-                yield from self._views_in(argument)
-            elif (
-                isinstance(argument, torch.Tensor)
-                and argument.requires_grad
-                and id(argument) in self._known
-                and viewed_tensor(argument) is not argument
-            ):
-                yield argument
+        for tensor in _tensors_in(arguments):
+            if tensor.requires_grad and id(tensor) in self._known and viewed_tensor(tensor) is not tensor:
+                yield tensor
 
     def _treat_all(self, views: Iterable[torch.Tensor]) -> None:
         if torch.is_grad_enabled():
@@ -96,6 +152,8 @@ class ViewsOfWritten:
         node = node_made_since(view, self._known[id(view)])
         if node is None:
             return
+        if not takes_gradient_like(node, view):
+            raise CaptureFailed(error=_READ)
         self.note(view)
         base = viewed_tensor(view)
         nodes = nodes_of_view(node, base)
@@ -121,3 +179,11 @@ class ViewsOfWritten:
             return made, *found[1:]
 
         last.register_hook(hand_on)
+
+
+def _tensors_in(arguments: Iterable[object]) -> Iterator[torch.Tensor]:
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor):
+            yield argument
+        elif isinstance(argument, list | tuple):
+            yield from _tensors_in(argument)

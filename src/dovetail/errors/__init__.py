@@ -283,7 +283,7 @@ class DoubleBackwardUnsupported(DovetailError):
 
 
 class ForwardModeUnsupported(DovetailError):
-    """Forward-mode derivatives through a compiled training program were requested."""
+    """Forward-mode derivatives through a compiled program were requested."""
 
     code = "DT-AUTOGRAD-004"
     summary = "an input of a compiled program carries a forward-mode tangent (`torch.autograd.forward_ad`)."

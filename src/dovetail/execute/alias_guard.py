@@ -47,8 +47,9 @@ class AliasGuard:
         self._is_fixed = self._is_static and not has_numbers
         self._wants_gradient = wants_gradient
         self._order = list(self._sizes)
-        self._is_single = len(self._sizes) < 2 and not self._reach  # one tensor shares memory with no other
-        self._is_simple = self._is_static and not (self._tracked or self._reach)
+        is_plain = not (self._reach or accesses.asked)
+        self._is_single = len(self._sizes) < 2 and is_plain  # one tensor shares memory with no other
+        self._is_simple = self._is_static and is_plain and not self._tracked
         self._static_sizes = [size or 0 for size in self._sizes.values()]
         self._seen: tuple[list[int], Fingerprint] = ([], ())
         only = next(iter(self._written)) if len(self._written) == 1 else None
@@ -93,6 +94,8 @@ class AliasGuard:
         is_one_cluster = any(len(cluster) == len(ranges) for cluster in clusters)
         if self._tracked and not is_one_cluster:
             found = (*found, ("views", *self._relatives(arguments)))
+        if self._accesses.asked and (views := self._accesses.views_asked_for(arguments)):
+            found = (*found, ("as views", *views))
         found = self._with_sizes(found, arguments)
         return (*found, offsets) if offsets else found
 

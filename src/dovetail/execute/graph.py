@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from dovetail.errors import ForwardModeUnsupported
 from dovetail.execute.backward import CompiledBackward
 from dovetail.execute.donation import NOTHING_DONATED, Donated
 from dovetail.execute.protocol import RunnableProgram
@@ -25,7 +26,7 @@ from dovetail.ir.signature import WriteKind
 from dovetail.ops.facts import facts_of
 from dovetail.ops.prims import copy_into
 from dovetail.ops.views import replay
-from dovetail.torch_compat.autograd import set_version, version_of
+from dovetail.torch_compat.autograd import carry_tangents, set_version, version_of
 from dovetail.torch_compat.modes import set_switches
 from dovetail.torch_compat.subclasses import put_together
 
@@ -128,9 +129,11 @@ class CompiledGraph:
         return self._called(inputs)
 
     def _called(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        if carry_tangents(inputs):
+            raise ForwardModeUnsupported()
         if self._only_computes and not torch.is_grad_enabled():
             return self.wrapper(self.forward, [*inputs, *self.constant_list])
-        if self._is_followed and not torch.is_grad_enabled():
+        if self._is_followed and not torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
             with torch.enable_grad():  # the program has a region with gradients in one without
                 return self.wrapper(self._run, [*inputs, *self.constant_list])
         return self.wrapper(self._run, [*inputs, *self.constant_list])

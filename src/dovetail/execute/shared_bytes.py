@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from dovetail.errors import RefusedOperands
@@ -57,3 +59,10 @@ def followed(tensor: torch.Tensor, contents: torch.Tensor) -> torch.Tensor:
     if path is not None and contents.requires_grad and alone:
         tensor.detach_()
     return tensor
+
+
+def change_layout(change: Callable[..., object], tensor: torch.Tensor, *arguments: object) -> None:
+    """Change a tensor's shape or strides in place. A leaf was none yet when the function did: autograd refuses it."""
+    follows = torch.is_grad_enabled() and not (tensor.is_leaf and tensor.requires_grad)
+    with torch.set_grad_enabled(follows):
+        change(tensor, *arguments)

@@ -32,11 +32,12 @@ from typing import Any
 import torch
 
 from dovetail.errors import UnsupportedOutput
-from dovetail.execute.shared_bytes import flat_bytes, followed, withdraw_announcement
+from dovetail.execute.shared_bytes import change_layout, flat_bytes, followed, withdraw_announcement
 from dovetail.ir.calling import (
     AsLeaf,
     AsParameter,
     CallPlan,
+    CountedAlone,
     Formatted,
     FromConstant,
     FromInput,
@@ -48,6 +49,7 @@ from dovetail.ir.calling import (
     GradientFlag,
     InputRule,
     LeafGradient,
+    MetadataChange,
     OutputRule,
     Rebuilt,
     ReplayStep,
@@ -65,6 +67,7 @@ from dovetail.ops.grafting import graft
 from dovetail.ops.prims import copy_into
 from dovetail.ops.seen import as_seen
 from dovetail.torch_compat.autograd import viewed_tensor
+from dovetail.torch_compat.dispatch import Overload, schema_of
 from dovetail.torch_compat.subclasses import put_together
 
 Wrapper = Callable[[Callable[..., Sequence[Any]], list[Any]], tuple[Any, ...]]
@@ -78,6 +81,7 @@ class _WrapperWriter:
         self.inputs = inputs
         self.names = Names(frozenset(inputs))
         self.lines: list[str] = []
+        self.changed_first = _changed_first(plan)
         self.result = "result_"
         while any(name.startswith(self.result) for name in inputs):
             self.result += "_"
@@ -89,6 +93,7 @@ class _WrapperWriter:
         left = [f"    {self.result}left = {_tuple(map(self._output, plan.left))}"] if plan.left else []
         body = [
             *self._writes(),
+            *(self._change(change) for change in plan.metadata if change.input in self.changed_first),
             *(f"    {self._apart(slot)} = outs[{slot}].detach()" for slot in plan.apart),
             *left,
             *self._gradients(),
@@ -151,9 +156,7 @@ class _WrapperWriter:
     def _changes(self) -> list[str]:
         """Changes of inputs other than of their data."""
         lines = [f"    increment_version({self._input(index)})" for index in self.plan.touched]
-        for change in self.plan.metadata:
-            arguments = ", ".join([self._input(change.input), *map(self.names.text, change.args)])
-            lines.append(f"    {operator_text(change.target)}({arguments})")
+        lines += [self._change(change) for change in self.plan.metadata if change.input not in self.changed_first]
         lines += [f"    {self._turned(flag)}" for flag in self.plan.flags if not flag.before]
         memory = [
             f"{self._input(move.to.input)}.detach()"
@@ -167,6 +170,10 @@ class _WrapperWriter:
             f"    {self._input(move.input)}.data = {self.result}memory[{n}]" for n, move in enumerate(self.plan.moves)
         ]
         return lines
+
+    def _change(self, change: MetadataChange) -> str:
+        arguments = ", ".join([self._input(change.input), *map(self.names.text, change.args)])
+        return f"    change_layout({operator_text(change.target)}, {arguments})"
 
     def _kept_inputs(self) -> list[int]:
         kept = {w.input for w in self.plan.writes if w.kind is WriteKind.TRACKED}
@@ -252,10 +259,10 @@ class _WrapperWriter:
             return f"put_together({layout}, [{', '.join(map(self._output, rule.parts))}])"
         text = self._input(rule.base) if rule.of_input else f"outs[{rule.base}]"
         if rule.detach:
-            text = f"{text}.detach()"
-        elif not rule.steps:
+            text = f"{text}.data" if isinstance(rule, CountedAlone) else f"{text}.detach()"
+        elif len(rule.steps) == (self.changed_first.get(rule.base, 0) if rule.of_input else 0):
             text = f"torch.ops.aten.alias.default({text})"
-        return self._viewed(text, rule.steps)
+        return self._viewed(text, rule.steps[self.changed_first.get(rule.base, 0) if rule.of_input else 0 :])
 
     def _leaf(self, rule: AsLeaf) -> str:
         text = f"{self._output(rule.of)}.detach()"
@@ -316,6 +323,34 @@ def _is_put(gradient: LeafGradient) -> bool:
     return True
 
 
+def _changed_first(plan: CallPlan) -> dict[int, int]:
+    """Inputs whose shape or strides change before results are made of them, with the number of changes.
+
+    As in eager mode, where every result that is a view of such an input was made after these: a part of several in one
+    (`split`) may not be changed later. The views that say what has changed fall away.
+    """
+    changes: dict[int, list[MetadataChange]] = {}
+    for change in plan.metadata:
+        changes.setdefault(change.input, []).append(change)
+    views = [rule for rule in (*plan.sources(), *plan.left) if isinstance(rule, FromView) and rule.of_input]
+    return {
+        index: len(made)
+        for index, made in changes.items()
+        if all(_begins_with(rule.steps, made) for rule in views if rule.base == index)
+    }
+
+
+def _begins_with(steps: Sequence[ReplayStep], changes: Sequence[MetadataChange]) -> bool:
+    """Whether the first steps are these changes, as views."""
+    return len(steps) >= len(changes) and all(
+        isinstance(step.target, Overload)
+        and isinstance(change.target, Overload)
+        and schema_of(change.target).name == f"{schema_of(step.target).name}_"
+        and step.args == change.args
+        for step, change in zip(steps, changes, strict=False)
+    )
+
+
 def _dropped(plan: CallPlan, is_first: bool) -> list[LeafGradient]:
     return [g for g in plan.gradients if g.is_cleared and g.is_first is is_first]
 
@@ -336,6 +371,7 @@ def build_wrapper(plan: CallPlan, program: Program, inputs: Sequence[str] | None
         "graft": graft,
         "viewed_tensor": viewed_tensor,
         "withdraw_announcement": withdraw_announcement,
+        "change_layout": change_layout,
         "increment_version": torch.autograd.graph.increment_version,
         "put_together": put_together,
         **named,

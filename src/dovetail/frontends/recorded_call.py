@@ -163,7 +163,9 @@ class CallRecorder:
         specs = specs_with_parts(own, specs, lambda part: fake_of(mode, part))
         recording = Recording(mode, specs, self._around, alias_pattern, constants, self._taken_apart, numbers)
         places = nullcontext() if mode.shape_env is None else followed_places(recording.note_checks)
-        with PythonObjects(recording.origins), unnoticed_mode(), places:
+        recorder = recording.recorder
+        objects = PythonObjects(recording.origins, recorder.views.of_inputs, recorder.has_views)
+        with objects, unnoticed_mode(), places:
             recording.run_forward(lambda *_: self._call([s.seen for s in recording.stand_ins]))
         return recording
 

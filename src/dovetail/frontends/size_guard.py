@@ -43,7 +43,8 @@ class SizeGuard:
                 return None
         _bind_strides(pairs, sizes)
         fits = all(number > 1 for number in sizes.values()) and all(_has_shape(meta, x, sizes) for meta, x in pairs)
-        return sizes if fits and all(holds(fact, sizes) for fact in self.facts) else None
+        known = {**_offsets(pairs), **sizes}
+        return sizes if fits and all(holds(fact, known) for fact in self.facts) else None
 
     def reason(self, tensors: Sequence[Any], names: Sequence[str]) -> str:
         """Why the program is not right for inputs of these shapes. names: of the inputs."""
@@ -55,11 +56,13 @@ class SizeGuard:
             fits = len(meta.shape) == tensor.dim() and _bind(meta.shape, tensor.shape, sizes)
             if not fits or not _has_shape(meta, tensor, sizes):
                 return f"{name} has shape {given}, and the program is for {wanted}" + _text(sizes)
-        _bind_strides(self._pairs(tensors), sizes)
+        pairs = self._pairs(tensors)
+        _bind_strides(pairs, sizes)
         small = next((symbol for symbol, number in sizes.items() if number < 2), None)
         if small is not None:
             return f"the program is for sizes above 1, and {small} is {sizes[small]}"
-        broken = next((fact for fact in self.facts if not holds(fact, sizes)), None)
+        known = {**_offsets(pairs), **sizes}
+        broken = next((fact for fact in self.facts if not holds(fact, known)), None)
         return f"the program relies on {broken}" + _text(sizes) if broken is not None else "nothing is wrong"
 
     def _pairs(self, tensors: Sequence[Any]) -> list[tuple[TensorMeta, torch.Tensor]]:
@@ -99,6 +102,15 @@ def _bind_strides(pairs: Sequence[tuple[TensorMeta, torch.Tensor]], sizes: dict[
         for step, number in zip(meta.stride, tensor.stride(), strict=True):
             if isinstance(step, SizeExpr) and step.op == "symbol":
                 sizes.setdefault(str(step), number)
+
+
+def _offsets(pairs: Sequence[tuple[TensorMeta, torch.Tensor]]) -> dict[str, Number]:
+    """The numbers of symbols that say where a tensor begins in its storage."""
+    return {
+        str(meta.offset): int(tensor.storage_offset())
+        for meta, tensor in pairs
+        if isinstance(meta.offset, SizeExpr) and meta.offset.op == "symbol"
+    }
 
 
 def _agrees(meta: TensorMeta, tensor: torch.Tensor, sizes: Mapping[str, Number]) -> bool:

@@ -54,13 +54,20 @@ class FromInput:
 class FromView:
     """A view of an input (`of_input`) or of a forward output, made again by `steps`.
 
-    detach: eager's result carries no gradient although the base does.
+    detach: autograd does not see it as a view of the base in eager mode, which made it by `detach()` or `.data`, or it
+    carries no gradient although the base does.
     """
 
     base: int
     of_input: bool
     steps: tuple[ReplayStep, ...]
     detach: bool
+
+
+class CountedAlone(FromView):
+    """A view that counts its versions by itself: `.data`, or what is made of that."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +220,10 @@ InputRule: TypeAlias = "FlatBytes | ViewBase"
 
 @dataclass(frozen=True, slots=True)
 class MetadataChange:
-    """`target(input, *args)`: an operator that changes shape and strides of an input in place, run last."""
+    """`target(input, *args)`: an operator that changes shape and strides of an input in place.
+
+    It is run last; but before results are made, where all that are views of the input are of the changed one.
+    """
 
     input: int
     target: Target

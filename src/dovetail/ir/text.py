@@ -47,6 +47,7 @@ _WRAPPER_NAMES = frozenset(
         "graft",
         "viewed_tensor",
         "withdraw_announcement",
+        "change_layout",
         "increment_version",
         "put_together",
         "as_seen",

@@ -30,6 +30,7 @@ from dovetail.ops.facts import (
 )
 from dovetail.ops.functional_variants import functional_variant, inplace_variant
 from dovetail.ops.prims import COPY_TO_LAYOUT, FunctionalForm, ViewScatter
+from dovetail.ops.views import replayed_args
 from dovetail.torch_compat.dispatch import Overload, Schema, has_kernel, overloads, schema_of
 
 
@@ -133,11 +134,18 @@ def out_form(target: Target, device_type: str) -> Overload | None:
 
 
 def part_of(node: Node) -> tuple[Part, tuple[Operand, ...]] | None:
-    """For an application `(base, source, *args)` that gives base with a part replaced: the view, and `args`."""
+    """For an application `(base, source, *args)` that gives base with a part replaced: the view, and `args`.
+
+    The primitive takes places in the storage of its copy of the base, which starts there; they are told for the base.
+    """
     if len(node.args) < 2 or len(node.outputs) != 1 or not isinstance(node.args[0], Value):
         return None
-    part = _scattered_part(node.target)
-    return None if part is None else (part, node.args[2:])
+    part, base = _scattered_part(node.target), node.args[0]
+    if part is None:
+        return None
+    if isinstance(node.target, Overload) or not base.is_tensor:
+        return part, node.args[2:]
+    return part, replayed_args(part.view, (base, *node.args[2:]), base.tensor.offset)[1:]
 
 
 @cache

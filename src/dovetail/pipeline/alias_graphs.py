@@ -163,7 +163,7 @@ class AliasGraphs:
 
     def _alias_pattern(self, arguments: list[Any]) -> AliasPattern:
         found = alias_pattern_of(arguments, self._accesses, self._names, wants_gradient=self._recording.can_train)
-        if found.groups and (self._has_numbers or any(size is None for size in self._sizes)):
+        if not found.is_apart and (self._has_numbers or any(size is None for size in self._sizes)):
             return replace(found, sizes=tuple(map(size_of, arguments)))
         return found
 
@@ -183,7 +183,7 @@ class AliasGraphs:
         return None if recording is None else self._compile(recording, alias_pattern)
 
     def _record(self, alias_pattern: AliasPattern, arguments: list[Any]) -> Recording | None:
-        if not alias_pattern.groups and not (alias_pattern.offsets and self._graphs):
+        if alias_pattern.is_apart and not (alias_pattern.offsets and self._graphs):
             return self._recording
         inputs = arguments[: len(arguments) - len(self._constants)]
         logger.info("%s: graph variant %d, because %s", self._name, len(self._graphs), alias_pattern)
@@ -209,7 +209,7 @@ class AliasGraphs:
         if merged != self._accesses:
             self._accesses = merged
             self._guard = None
-            if merged.written:
+            if merged.written or merged.asked:
                 numbers, gradient = self._has_numbers, self._recording.can_train
                 self._guard = AliasGuard(merged, self._sizes, has_numbers=numbers, wants_gradient=gradient)
             self._known.clear()

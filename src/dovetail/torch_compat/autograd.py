@@ -6,7 +6,7 @@ import contextlib
 import functools
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -144,6 +144,13 @@ _interpreter = torch._C._functorch.peek_interpreter_stack
 def transform_is_active() -> bool:
     """Whether a `torch.func` transform (vmap, grad, jvp, ...) or a forward-mode level is being run around this."""
     return _interpreter() is not None or forward_ad._current_level >= 0
+
+
+def carry_tangents(values: Iterable[object]) -> bool:
+    """Whether one of these is a tensor with a tangent, at the level of forward mode that is entered."""
+    if forward_ad._current_level < 0:
+        return False
+    return any(isinstance(x, torch.Tensor) and forward_ad.unpack_dual(x).tangent is not None for x in values)
 
 
 def frees_arriving_gradients() -> bool:

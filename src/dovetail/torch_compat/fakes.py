@@ -340,6 +340,8 @@ def symbolic_fake_of(
     context: StatelessSymbolicContext[Any, Any] = symbolic_shapes.StatelessSymbolicContext(
         dynamic_sizes=[duck if size > 1 and dim in chosen else static for dim, size in enumerate(tensor.shape)]
     )
+    if tensor._is_view() and type(tensor) is torch.Tensor:  # the fake of its base would have symbols of its own
+        tensor = tensor.detach().requires_grad_(tensor.requires_grad)
     with _quiet_about_gradients():
         fake = mode.from_tensor(tensor, source=torch._dynamo.source.ConstantSource(name), symbolic_context=context)
     if isinstance(fake, FakeTensor):

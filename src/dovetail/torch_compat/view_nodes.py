@@ -43,3 +43,28 @@ def nodes_of_view(node: Any, base: torch.Tensor) -> tuple[Any, Any] | None:
 
 
 _OTHER_ELEMENTS = frozenset(f"{name}Backward0" for name in ("ViewAsReal", "ViewAsComplex", "Conj", "NegView"))
+
+
+def takes_gradient_like(node: Any, view: torch.Tensor) -> bool:
+    """Whether the node of a view is for gradients of its shape. It is not where a changed base was viewed again."""
+    return tuple(node._input_metadata[view.output_nr].shape) == tuple(view.shape)
+
+
+_BASE_OF: Any = getattr(torch.Tensor._base, "__get__")  # noqa: B009
+_VIEW_OR_NOT: Any = (_BASE_OF, torch.Tensor._is_view, torch.Tensor.detach_, torch.detach_)
+_SWITCHES: Any = (torch.Tensor.requires_grad_, getattr(torch.Tensor.requires_grad, "__set__"))  # noqa: B009
+
+
+def switches_gradient(function: object) -> bool:
+    """Whether a function that a function mode is told of may let a tensor require gradients that required none."""
+    return function in _SWITCHES
+
+
+def asks_whether_view(function: object) -> bool:
+    """Whether a function that a function mode is told of tells, or fails, where autograd sees a view."""
+    return function in _VIEW_OR_NOT
+
+
+def asks_for_base(function: object) -> bool:
+    """Whether a function that a function mode is told of asks for the tensor that another one is a view of."""
+    return bool(function == _BASE_OF)

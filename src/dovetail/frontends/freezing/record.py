@@ -164,6 +164,9 @@ class MethodRecorder:
             what = alias_pattern.groups and [names[member.argument] for member in alias_pattern.groups[0].members]
             reason = f"it writes memory that several of its tensors share ({', '.join(what or names[:1])})"
             hint = "give each its own memory, or write each through one tensor only"
+            if alias_pattern.views and not alias_pattern.groups:
+                reason = f"it asks whether {names[min(alias_pattern.views)]} is a view, and it is one"
+                hint = "pass a copy of it (`.clone()`)"
             raise NotFreezable(what=self._method, reason=reason, hint=hint)
 
     def _held_names(self, pool: Pool, described: Call, sources: Sequence[int], recording: Recording) -> dict[int, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -207,6 +208,15 @@ def check_transform_is_active() -> str | None:
     return first_difference(("before, in vmap, in forward mode, after", tuple(found), (False, True, True, False)))
 
 
+def check_carry_tangents() -> str | None:
+    """A tensor with a tangent is found among others, while it has one."""
+    with warnings.catch_warnings(), torch.autograd.forward_ad.dual_level():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of torch's, about decompositions of its own
+        dual = torch.autograd.forward_ad.make_dual(torch.ones(2), torch.ones(2))
+        found = [autograd.carry_tangents(values) for values in ([1, torch.ones(2)], [1, dual])]
+    return first_difference(("without, with, after", (*found, autograd.carry_tangents([dual])), (False, True, False)))
+
+
 def check_profiler_is_running() -> str | None:
     """A running profiler is seen."""
     before = autograd.profiler_is_running()
@@ -383,6 +393,7 @@ CHECKS = (
     check_version_counter_classes,
     check_viewed_tensor,
     check_transform_is_active,
+    check_carry_tangents,
     check_below_autograd,
 )
 # Kineto wants to be started in the main thread, so this one runs apart from the others.

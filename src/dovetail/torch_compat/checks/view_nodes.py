@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch._subclasses import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 
 from dovetail.torch_compat import autograd, view_nodes
 from dovetail.torch_compat.checks.difference import first_difference
@@ -45,4 +48,58 @@ def check_nodes_of_view() -> str | None:
     )
 
 
-CHECKS = (check_node_made_since, check_nodes_of_view)
+def check_takes_gradient_like() -> str | None:
+    """The node of a view of a fake is another one's where the base was transposed in place and written."""
+    found: list[bool] = []
+    for is_transposed in (False, True):
+        with FakeTensorMode():
+            base = torch.ones(3, 4, requires_grad=True) * 1
+            row = base[0]
+            (base.t_() if is_transposed else base).sigmoid_()
+            found.append(view_nodes.takes_gradient_like(row.grad_fn, row))
+    return first_difference(("whether it is its own", found, [True, False]))
+
+
+def _told(ask: Callable[[object], bool]) -> list[bool]:
+    """The answers about what a function mode is told of for these lines."""
+    answers: list[bool] = []
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            answers.append(ask(func))
+            return func(*args, **(kwargs or {}))
+
+    tensor = torch.zeros(2)
+    with Mode():
+        tensor._base, tensor._is_view(), tensor.detach_(), torch.detach_(tensor), tensor.requires_grad_()
+        tensor.requires_grad = False
+        tensor.dim()
+    return answers
+
+
+def check_asks_whether_view() -> str | None:
+    """A function mode is told of each such question."""
+    expected = [True, True, True, True, False, False, False]
+    return first_difference(("what is asked for", _told(view_nodes.asks_whether_view), expected))
+
+
+def check_asks_for_base() -> str | None:
+    """A function mode is told of the question."""
+    expected = [True, False, False, False, False, False, False]
+    return first_difference(("what is asked for", _told(view_nodes.asks_for_base), expected))
+
+
+def check_switches_gradient() -> str | None:
+    """A function mode is told of both ways."""
+    expected = [False, False, False, False, True, True, False]
+    return first_difference(("what is switched", _told(view_nodes.switches_gradient), expected))
+
+
+CHECKS = (
+    check_node_made_since,
+    check_nodes_of_view,
+    check_takes_gradient_like,
+    check_asks_whether_view,
+    check_asks_for_base,
+    check_switches_gradient,
+)

@@ -218,6 +218,22 @@ def _overlapping_write() -> Twin:
     return p.twin(step, call=call)
 
 
+def _leaf_with_older_views() -> Twin:
+    p = Parts()
+    net, opt = p.net, p.opt
+
+    def step(rows: Tensor, labels: Tensor) -> Tensor:
+        opt.zero_grad()
+        first = rows[0]
+        rows.requires_grad_()  # refused
+        loss = F.cross_entropy(net(rows + first), labels)
+        loss.backward()
+        opt.step()
+        return loss.detach()
+
+    return p.twin(step)
+
+
 REFUSALS = (
     Refusal("a view of a parameter is returned", _view_returned),
     Refusal("the model is moved to another dtype", _dtype_moved),
@@ -228,5 +244,6 @@ REFUSALS = (
     Refusal("a graph from before", _graph_of_before),
     Refusal("a graph is kept", _graph_kept, needs_graph=True),
     Refusal("objects with a finalizer are appended to a list", _appended),
+    Refusal("an argument requires gradients when it has views", _leaf_with_older_views),
     Refusal("a write to overlapping arguments", _overlapping_write, "argument 0 shares memory with"),
 )
