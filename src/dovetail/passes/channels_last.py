@@ -26,7 +26,7 @@ import torch
 from dovetail.analysis.constant_values import constant_values
 from dovetail.analysis.infer import MetaInference
 from dovetail.analysis.propagate_layouts import LayoutPropagation
-from dovetail.ir.program import Program, Value
+from dovetail.ir.program import Node, Program, Value
 from dovetail.passes.convolution_forms import CHANNELS_LAST, Convolution, convolution_of, has_channels_last
 from dovetail.passes.dead_code import remove_dead_code
 
@@ -68,7 +68,7 @@ def channels_last(
     constants: names of the inputs that are the same in each call. infer: makes fakes of the program's descriptions.
     """
     known = constant_values(program, constants)
-    forms = {node: convolution_of(node, known, _DTYPES) for node in program.nodes}
+    forms = {node: _convolution(node, known) for node in program.nodes}
     chosen = {node: form for node, form in forms.items() if isinstance(form, Convolution)}
     left = tuple((n.results()[0].name, form) for n, form in forms.items() if isinstance(form, str))
     if not chosen:
@@ -91,6 +91,18 @@ def channels_last(
         return program, ChannelsLastReport(left=everything, reason=reason)
     names = tuple(value.name for value in state.weights.values())
     return made, ChannelsLastReport(names, tuple(state.done), copies, (*left, *state.left))
+
+
+def _convolution(node: Node, known: Collection[Value]) -> Convolution | str | None:
+    """A convolution that is taken over, or why not; None for another operator.
+
+    Torch 2.13 gives numbers that it has not computed where one channel is read by a weight in this layout, in steps
+    that differ from dimension to dimension, and the result is one pixel wide. Both layouts are one in memory there.
+    """
+    form = convolution_of(node, known, _DTYPES)
+    if isinstance(form, Convolution) and form.weight.tensor.shape[1] == form.groups == 1 and len(set(form.stride)) > 1:
+        return "ONE-CHANNEL: its layout is what it was, and torch's kernel takes it for another"
+    return form
 
 
 class _LastChannels:

@@ -31,6 +31,7 @@ from dovetail.torch_compat.kernel_strides import (
     like_strides,
     operands_read,
     place_of_model,
+    strides_of_any_size,
     view_strides,
 )
 from dovetail.torch_compat.own_fakes import OWN_FAKES
@@ -238,7 +239,10 @@ def _with_small_dimensions(op: Any, args: Sequence[Any], result: Any) -> Any:
     if not any(type(size) is int and size == 1 for size in first.shape):
         return result
     if not _is_plain(first):
-        return viewed(args[0], first) if op in VIEWS else result
+        if op in VIEWS:
+            return viewed(args[0], first)
+        stride = strides_of_any_size(operands_read(op, args), first) if is_elementwise(op) and first is result else None
+        return result if stride is None else _blank(first, stride)
     if op in VIEWS and _is_plain(args[0]):
         stride = view_strides(tuple(args[0].shape), args[0].stride(), tuple(first.shape))
         return first if stride in (None, first.stride()) else args[0].as_strided(first.shape, stride)

@@ -22,6 +22,7 @@ _aten = torch.ops.aten
 
 Layout: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]  # shape and strides
 _CHANNELS_LAST = (0, 2, 3, 1)
+_STAND_INS = (5, 7)  # for sizes that are symbols
 
 
 def iterator_strides(shape: Sequence[int], operands: Sequence[Layout]) -> tuple[int, ...]:
@@ -34,6 +35,24 @@ def iterator_strides(shape: Sequence[int], operands: Sequence[Layout]) -> tuple[
         if strides is not None:
             return strides
     return _packed(shape, _ordered(shape, [_broadcast(shape, *operand) for operand in operands]))
+
+
+def strides_of_any_size(operands: Sequence[Any], made: torch.Tensor) -> tuple[int, ...] | None:
+    """See `iterator_strides`, of a result whose sizes are symbols; None where its strides depend on them."""
+    tensors = [operand for operand in operands if isinstance(operand, torch.Tensor)]
+    if any(type(step) is not int for tensor in (made, *tensors) for step in tensor.stride()):
+        return None
+
+    def known(tensor: torch.Tensor, number: int) -> torch.Tensor:
+        shape = [size if type(size) is int else number for size in tensor.shape]
+        return torch.empty_strided(shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+
+    found = set[tuple[int, ...]]()
+    for number in _STAND_INS:
+        read = [known(each, number) if isinstance(each, torch.Tensor) else each for each in operands]
+        result = known(made, number)
+        found.add(tuple(iterator_strides(result.shape, layouts_read(read, result))))
+    return found.pop() if len(found) == 1 else None
 
 
 def layouts_read(operands: Sequence[Any], made: torch.Tensor) -> list[Layout]:

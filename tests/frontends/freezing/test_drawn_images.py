@@ -1,4 +1,7 @@
-"""Random nets over images, frozen: results of eager mode, whatever was in the memory that calls take."""
+"""Random nets over images, frozen: results of eager mode, whatever was in the memory that calls take.
+
+Three seeds stay: a kernel of torch's that is not for one channel, and strides of images of one pixel.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ def _threads() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("passes", ["bitwise", "fast"])
-@pytest.mark.parametrize("seed", rotated(range(400), of=40))
+@pytest.mark.parametrize("seed", sorted({*rotated(range(400), of=40), 1006, 1257, 2106}))
 def test_results_of_drawn_nets(seed: int, passes: str) -> None:
     net, channels_last, count = Drawn(seed).eval(), seed % 3 == 0, 1 + seed // 3 % 3
     exactly = copy.deepcopy(net).double()
