@@ -7,11 +7,12 @@ have twins run on those as well. What comes from other tensors is not known.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
+from dovetail.ir.nested import tensors_in
 from dovetail.ops.facts import facts_of
 from dovetail.torch_compat.dispatch import Overload, without_modes
 from dovetail.torch_compat.fakes import has_no_numbers
@@ -94,12 +95,3 @@ class KnownNumbers:
         if isinstance(argument, list | tuple):
             return type(argument)(self._swapped(item) for item in argument)
         return torch.device("cpu") if isinstance(argument, torch.device) else argument
-
-
-def tensors_in(items: Sequence[Any]) -> Iterator[torch.Tensor]:
-    """The tensors in nested sequences."""
-    for item in items:
-        if isinstance(item, torch.Tensor):
-            yield item
-        elif isinstance(item, list | tuple):
-            yield from tensors_in(item)

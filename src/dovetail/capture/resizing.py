@@ -16,6 +16,7 @@ from typing import Any, NoReturn, Protocol
 
 import torch
 
+from dovetail.ir.nested import tensors_in
 from dovetail.ir.program import Operand, TensorMeta, Value
 from dovetail.ops.facts import facts_of
 from dovetail.ops.functional_variants import functional_variant
@@ -64,7 +65,7 @@ def note_outs(recorder: Recording, func: Overload, args: Sequence[Any], keywords
     if not resized:
         return False
     others = {name: operand for name, operand in keywords.items() if name not in names}
-    read = {id(x) for x in _tensors_in((*args, *others.values()))}
+    read = {id(x) for x in tensors_in((*args, *others.values()))}
     layouts = _layouts(func, args, others)
     for place, item in resized:
         old = recorder.value_of(item)
@@ -80,7 +81,7 @@ def note_outs(recorder: Recording, func: Overload, args: Sequence[Any], keywords
 
 def _layouts(func: Overload, args: Sequence[Any], others: Mapping[str, Any]) -> list[tuple[int, ...]] | None:
     """The strides of what the operator gives without `out=`; None where all operands, and so those, are contiguous."""
-    if all(tensor.is_contiguous() for tensor in _tensors_in((*args, *others.values()))):
+    if all(tensor.is_contiguous() for tensor in tensors_in((*args, *others.values()))):
         return None
     writes = facts_of(func).writes
     variant = functional_variant(func, writes)
@@ -89,11 +90,6 @@ def _layouts(func: Overload, args: Sequence[Any], others: Mapping[str, Any]) -> 
     given = as_laid_out(variant.target, args, variant.target(*args, **others), others)
     results = list(given) if isinstance(given, list | tuple) else [given]
     return [result.stride() for result in results]
-
-
-def _tensors_in(operands: Sequence[Any]) -> list[torch.Tensor]:
-    held = [part for x in operands for part in (x if isinstance(x, list | tuple) else [x])]
-    return [part for part in held if isinstance(part, torch.Tensor)]
 
 
 def _differs(before: TensorMeta, tensor: torch.Tensor) -> bool:

@@ -21,6 +21,7 @@ import torch
 from dovetail.analysis.data_movement import is_view
 from dovetail.capture.asked_views import AskedViews
 from dovetail.errors import CaptureFailed
+from dovetail.ir.nested import tensors_in
 from dovetail.ops.facts import facts_of
 from dovetail.torch_compat.autograd import next_sequence_number, version_of, viewed_tensor
 from dovetail.torch_compat.dispatch import Overload, schema_of, tags_of
@@ -98,9 +99,9 @@ class ViewsOfWritten:
 
     def _refuse_reshaped(self, func: Overload, arguments: Sequence[object]) -> None:
         """Raises: NotImplementedError for a write after which autograd would take a view for what it was before."""
-        if not any(tensor.requires_grad for tensor in _tensors_in(arguments)):
+        if not any(tensor.requires_grad for tensor in tensors_in(arguments)):
             return
-        for written in _tensors_in([arguments[k] for k in facts_of(func).writes if k < len(arguments)]):
+        for written in tensors_in([arguments[k] for k in facts_of(func).writes if k < len(arguments)]):
             base = viewed_tensor(written)
             found = self._reshaped.get(id(base))
             if found is not None and found.is_in_the_way(written, base, self._known.get(id(written), found.since)):
@@ -139,7 +140,7 @@ class ViewsOfWritten:
         self._treat_all(self._views_in(roots))
 
     def _views_in(self, arguments: Iterable[object]) -> Iterator[torch.Tensor]:
-        for tensor in _tensors_in(arguments):
+        for tensor in tensors_in(arguments):
             if tensor.requires_grad and id(tensor) in self._known and viewed_tensor(tensor) is not tensor:
                 yield tensor
 
@@ -179,11 +180,3 @@ class ViewsOfWritten:
             return made, *found[1:]
 
         last.register_hook(hand_on)
-
-
-def _tensors_in(arguments: Iterable[object]) -> Iterator[torch.Tensor]:
-    for argument in arguments:
-        if isinstance(argument, torch.Tensor):
-            yield argument
-        elif isinstance(argument, list | tuple):
-            yield from _tensors_in(argument)

@@ -9,12 +9,13 @@ Kept is only what is plain: no symbolic size, no complex number, no result that 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 
+from dovetail.ir.nested import tensors_in
 from dovetail.ir.program import Value
 from dovetail.torch_compat.dispatch import Overload, schema_of, storage_key
 from dovetail.torch_compat.fake_layouts import run_on_fakes
@@ -129,7 +130,7 @@ class KnownResults:
         if not items or not all(isinstance(item, torch.Tensor) and has_plain_bytes(item) for item in items):
             return None
         layouts = tuple(map(Layout.of, items))
-        given = {storage_key(x) for x in _tensors_in((*args, *keywords.values()))}
+        given = {storage_key(x) for x in tensors_in((*args, *keywords.values()))}
         made = {storage_key(item) for item in items}
         if given.isdisjoint(made):
             is_new = len(made) == len(items) and all(layout.fills(x) for x, layout in zip(items, layouts, strict=True))
@@ -150,11 +151,3 @@ def _is_like(layout: Layout, fake: torch.Tensor) -> bool:
     is_there = layout.device.type == "cpu" or fake.device == layout.device  # fakes say "cpu:0" where tensors say "cpu"
     place = (tuple(fake.shape), fake.stride(), fake.storage_offset())
     return is_there and place == (layout.shape, layout.stride, layout.offset)
-
-
-def _tensors_in(items: Sequence[Any]) -> Iterator[torch.Tensor]:
-    for item in items:
-        if isinstance(item, torch.Tensor):
-            yield item
-        elif isinstance(item, list | tuple):
-            yield from _tensors_in(item)
