@@ -10,6 +10,9 @@ large image with padding around would leave the cache before it is read.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 from dovetail.execute.native.llvm_function import Function
 
 MOST_ROOMS = 64
@@ -22,38 +25,63 @@ declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
 _ITEMSIZE = 4  # bytes of a `float`
 _INTERLEAVED = 4  # channels at most of which vectors are put into order
 _LINES = "ptr {}, ptr {}, i64 {}, i64 {}, i64 {}, i64 {}, i64 {}, i64 {}, i64 {}, i64 {}, i64 {}"
-_GEOMETRY = ("height", "width", "channels", "above", "before", "high", "wide")
+
+
+class _Geometry(NamedTuple):
+    """Of an image, and of one with padding: rows above, columns before, height and width."""
+
+    height: str
+    width: str
+    channels: str
+    above: str
+    before: str
+    high: str
+    wide: str
 
 
 def lines_text() -> str:
     """`NAME_lines`, which copies lines of images with channels last, from one to before another one, with padding.
     Lines of all images have numbers, those with padding among them.
     """
-    names = ("to", "x", "first", "end", *_GEOMETRY)
-    head = f"define internal void @NAME_lines({_LINES.format(*(f'%{name}' for name in names))})"
-    out = Function(head)
-    pixel = out.set("mul i64 %channels, 4")
-    line, size = (out.set(f"mul i64 {count}, {pixel}") for count in ("%width", "%wide"))
-    left = out.set(f"mul i64 %before, {pixel}")
-    behind = out.set(f"add i64 {left}, {line}")
-    right = out.set(f"sub i64 {size}, {behind}")
-    with out.loop("%first", "%end") as number:
-        place = out.set(f"mul i64 {out.set(f'sub i64 {number}, %first')}, {size}")
-        start = out.element("i8", "%to", place)
-        image, at = (out.set(f"{what} i64 {number}, %high") for what in ("sdiv", "srem"))
-        y = out.set(f"sub i64 {at}, %above")
-        is_inside = out.set(f"icmp ult i64 {y}, %height")  # as numbers without a sign, those above are large
-        with out.when(is_inside):
-            source = out.set(f"add i64 {out.set(f'mul i64 {image}, %height')}, {y}")
-            given = out.element("i8", "%x", out.set(f"mul i64 {source}, {line}"))
-            out.line(f"call void @llvm.memset.p0.i64(ptr {start}, i8 0, i64 {left}, i1 false)")
-            middle = out.element("i8", start, left)
-            out.line(f"call void @llvm.memcpy.p0.p0.i64(ptr {middle}, ptr {given}, i64 {line}, i1 false)")
-            end = out.element("i8", start, behind)
-            out.line(f"call void @llvm.memset.p0.i64(ptr {end}, i8 0, i64 {right}, i1 false)")
-        with out.when(out.set(f"xor i1 {is_inside}, true")):
-            out.line(f"call void @llvm.memset.p0.i64(ptr {start}, i8 0, i64 {size}, i1 false)")
+    names = ("to", "x", "first", "end", *_Geometry._fields)
+    out = Function(f"define internal void @NAME_lines({_LINES.format(*(f'%{name}' for name in names))})")
+    geometry = _Geometry(*(f"%{name}" for name in _Geometry._fields))
+
+    def copy(made: str, image: str, y: str) -> None:
+        line = out.mul(geometry.width, geometry.channels)
+        source = out.mul(out.add(out.mul(image, geometry.height), y), line)
+        size, given = out.mul(line, str(_ITEMSIZE)), out.element("float", "%x", source)
+        out.line(f"call void @llvm.memcpy.p0.p0.i64(ptr {made}, ptr {given}, i64 {size}, i1 false)")
+
+    _padded(out, geometry, ("%to", "%first", "%end"), copy)
     return _MEMORY + out.finished()
+
+
+def _padded(out: Function, of: _Geometry, lines: tuple[str, str, str], copy: Callable[[str, str, str], None]) -> None:
+    """Copy lines of images, with zeros around. lines: where the first of them goes to, its number, and the number
+    behind the last one. copy: copies what is inside; it gets where that goes to, the image, and the line of that.
+    """
+    to, first, end = lines
+    left, middle, size = (out.mul(count, of.channels) for count in (of.before, of.width, of.wide))
+    behind = out.add(left, middle)
+    right = out.set(f"sub i64 {size}, {behind}")
+    with out.loop(first, end) as number:
+        start = out.element("float", to, out.mul(out.set(f"sub i64 {number}, {first}"), size))
+        image, at = (out.set(f"{what} i64 {number}, {of.high}") for what in ("sdiv", "srem"))
+        y = out.set(f"sub i64 {at}, {of.above}")
+        is_inside = out.set(f"icmp ult i64 {y}, {of.height}")  # as numbers without a sign, those above are large
+        with out.when(is_inside):
+            _clear(out, start, left)
+            copy(out.element("float", start, left), image, y)
+            _clear(out, out.element("float", start, behind), right)
+        with out.when(out.set(f"xor i1 {is_inside}, true")):
+            _clear(out, start, size)
+
+
+def _clear(out: Function, start: str, count: str) -> None:
+    """So many `float` become zero."""
+    size = out.mul(count, str(_ITEMSIZE))
+    out.line(f"call void @llvm.memset.p0.i64(ptr {start}, i8 0, i64 {size}, i1 false)")
 
 
 def lines_call(to: str, x: str, first: str, end: str, geometry: tuple[str, ...]) -> str:
@@ -66,48 +94,33 @@ def lines_call(to: str, x: str, first: str, end: str, geometry: tuple[str, ...])
 def pad_text() -> str:
     """The function that copies whole images with channels last."""
     out = Function("define void @NAME(ptr %row, i64 %from, i64 %to)")
-    items, padded, x = out.slot("%row", 0), out.slot("%row", 1, "ptr"), out.slot("%row", 2, "ptr")
-    images, *sizes = (out.slot("%row", at) for at in range(3, 11))
-    channels, high, wide = sizes[2], sizes[5], sizes[6]
-    lines = out.set(f"mul i64 {images}, {high}")
-    first, end = (out.set(f"sdiv i64 {out.set(f'mul i64 {bound}, {lines}')}, {items}") for bound in ("%from", "%to"))
-    line = out.set(f"mul i64 {wide}, {channels}")
-    start = out.element("float", padded, out.set(f"mul i64 {first}, {line}"))
-    out.line(lines_call(start, x, first, end, tuple(sizes)))
+    x, of, (start, first, end) = _begin(out)
+    out.line(lines_call(start, x, first, end, tuple(of)))
     return lines_text() + out.finished()
 
 
 def planes_text(lanes: int) -> str:
     """The function that copies images of planes to ones with channels last, with padding around. lanes: of a vector."""
     out = Function("define void @NAME(ptr %row, i64 %from, i64 %to)")
-    items, padded, x = out.slot("%row", 0), out.slot("%row", 1, "ptr"), out.slot("%row", 2, "ptr")
-    images, height, width, channels, above, before, high, wide = (out.slot("%row", at) for at in range(3, 11))
-    lines, line = out.mul(images, high), out.mul(wide, channels)
-    first, end = (out.set(f"sdiv i64 {out.mul(bound, lines)}, {items}") for bound in ("%from", "%to"))
-    middle, plane = out.mul(width, channels), out.mul(height, width)
-    left = out.mul(before, channels)
-    behind = out.add(left, middle)
-    right = out.set(f"sub i64 {line}, {behind}")
-    with out.loop(first, end) as number:
-        start = out.element("float", padded, out.mul(number, line))
-        image, at = (out.set(f"{what} i64 {number}, {high}") for what in ("sdiv", "srem"))
-        y = out.set(f"sub i64 {at}, {above}")
-        is_inside = out.set(f"icmp ult i64 {y}, {height}")  # as numbers without a sign, those above are large
-        with out.when(is_inside):
-            given = out.element("float", x, out.add(out.mul(out.mul(image, channels), plane), out.mul(y, width)))
-            made = out.element("float", start, left)
-            _clear(out, start, left)
-            _clear(out, out.element("float", start, behind), right)
-            out.line(f"call void @NAME_line(ptr {made}, ptr {given}, i64 {width}, i64 {plane}, i64 {channels})")
-        with out.when(out.set(f"xor i1 {is_inside}, true")):
-            _clear(out, start, line)
+    x, of, lines = _begin(out)
+    plane = out.mul(of.height, of.width)
+
+    def copy(made: str, image: str, y: str) -> None:
+        given = out.element("float", x, out.add(out.mul(out.mul(image, of.channels), plane), out.mul(y, of.width)))
+        out.line(f"call void @NAME_line(ptr {made}, ptr {given}, i64 {of.width}, i64 {plane}, i64 {of.channels})")
+
+    _padded(out, of, lines, copy)
     return _MEMORY + _line_text(lanes) + out.finished()
 
 
-def _clear(out: Function, start: str, count: str) -> None:
-    """So many `float` become zero."""
-    size = out.mul(count, str(_ITEMSIZE))
-    out.line(f"call void @llvm.memset.p0.i64(ptr {start}, i8 0, i64 {size}, i1 false)")
+def _begin(out: Function) -> tuple[str, _Geometry, tuple[str, str, str]]:
+    """What a row's slots hold: the image, its geometry, and the lines of a share of the work: see `_padded`."""
+    items, padded, x = out.slot("%row", 0), out.slot("%row", 1, "ptr"), out.slot("%row", 2, "ptr")
+    images, *sizes = (out.slot("%row", at) for at in range(3, 11))
+    of = _Geometry(*sizes)
+    lines = out.mul(images, of.high)
+    first, end = (out.set(f"sdiv i64 {out.mul(bound, lines)}, {items}") for bound in ("%from", "%to"))
+    return x, of, (out.element("float", padded, out.mul(first, out.mul(of.wide, of.channels))), first, end)
 
 
 def _line_text(lanes: int) -> str:
