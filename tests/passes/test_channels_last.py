@@ -198,6 +198,9 @@ def test_reasons() -> None:
     assert report.left == (("convolution", "RANK: its input has 3 dimensions"),)
     _, _, report = _rewritten(nn.ConvTranspose2d(3, 3, 3), torch.randn(2, 3, 8, 8))
     assert report.left[0][1].partition(":")[0] == "TRANSPOSED"
+    layers = nn.Conv2d(1, 3, 3), nn.Conv2d(3, 3, 3, groups=3), nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 3)
+    _, _, report = _rewritten(nn.Sequential(*layers), torch.randn(2, 1, 9, 9))
+    assert [reason.partition(":")[0] for _, reason in report.left] == ["ONE-CHANNEL"]
 
 
 def test_doing_it_again_changes_nothing_more() -> None:

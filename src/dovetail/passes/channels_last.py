@@ -96,12 +96,12 @@ def channels_last(
 def _convolution(node: Node, known: Collection[Value]) -> Convolution | str | None:
     """A convolution that is taken over, or why not; None for another operator.
 
-    Torch 2.13 gives numbers that it has not computed where one channel is read by a weight in this layout, in steps
-    that differ from dimension to dimension, and the result is one pixel wide. Both layouts are one in memory there.
+    One channel lies the same in both layouts. Torch 2.13 gives numbers that it has not computed, or ends the process,
+    for some such convolutions by a weight in this layout, where the result is a few pixels wide.
     """
     form = convolution_of(node, known, _DTYPES)
-    if isinstance(form, Convolution) and form.weight.tensor.shape[1] == form.groups == 1 and len(set(form.stride)) > 1:
-        return "ONE-CHANNEL: its layout is what it was, and torch's kernel takes it for another"
+    if isinstance(form, Convolution) and form.weight.tensor.shape[1] == form.groups == 1:
+        return "ONE-CHANNEL: its weight lies as it would, and torch's kernel goes wrong where it is said to"
     return form
 
 
