@@ -61,6 +61,31 @@ def around(padding: Sequence[int]) -> tuple[int, int, int, int]:
     return above, before, below, behind
 
 
+STEP, KERNEL = 2, 3
+"""Of convolutions with few products: pixels of the result on a side of a tile, and of the weight."""
+MOST_INPUTS = 256
+"""Of these: a sum is of this many products at most, so that rounding grows as it does elsewhere."""
+_CHANNELS, _FEWEST_TILES = 16, 16  # inputs and outputs come in such vectors; of a convolution
+
+
+def has_few_products(size: Sequence[int], stride: Sequence[int], images: int, result: tuple[int, int]) -> bool:
+    """Whether a convolution of one group takes less time with fewer products and transforms, by tiles of 2x2 pixels.
+
+    size: of the weight. result: rows and columns. Source: Lavin and Gray, "Fast Algorithms for Convolutional Neural
+    Networks" (2016).
+    """
+    outputs, inputs, *kernel = size
+    is_small = (*kernel, *stride) == (KERNEL, KERNEL, 1, 1) and min(result) >= STEP
+    fills = outputs % _CHANNELS == 0 and inputs % _CHANNELS == 0 and 0 < inputs <= MOST_INPUTS
+    return is_small and fills and tiles_of(images, result) >= _FEWEST_TILES
+
+
+def tiles_of(images: int, result: tuple[int, int]) -> int:
+    """How many tiles results of some rows and columns have."""
+    rows, columns = (-(-count // STEP) for count in result)
+    return images * rows * columns
+
+
 @dataclass(frozen=True, slots=True)
 class PanelConv:
     """`activation(convolution(x, weight, bias) + addend)`, channels last. size: of the weight. padding: rows above and

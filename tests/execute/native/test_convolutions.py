@@ -19,7 +19,7 @@ from dovetail.execute.native.panels import multiplies_panels
 from dovetail.execute.native.rows import table_row
 from dovetail.execute.native.tile_text import NARROW, WIDE, Tile
 from dovetail.ops.packed import ACTIVATIONS, applied
-from dovetail.ops.panel_convolutions import PACK_TAPS, PanelConv, plain_kernel
+from dovetail.ops.panel_convolutions import PACK_TAPS, PanelConv, has_few_products, plain_kernel
 from tests.rotation import rotated
 
 pytestmark = pytest.mark.skipif(not multiplies_panels(), reason="no machine code can be made here")
@@ -198,7 +198,7 @@ def test_addends_that_lie_in_another_way() -> None:
 @pytest.mark.parametrize("threads", [2, 5])
 def test_threads_give_the_same_bits(threads: int) -> None:
     former = torch.get_num_threads()
-    for size, groups in (((64, 32, 3, 3), 1), ((64, 1, 5, 5), 64), ((96, 64, 1, 1), 1)):
+    for size, groups in (((64, 24, 3, 3), 1), ((64, 32, 3, 3), 1), ((64, 1, 5, 5), 64), ((96, 64, 1, 1), 1)):
         x, weight, bias = torch.randn(1, size[1] * groups, 40, 40), torch.randn(size), torch.randn(size[0])
         call, taps = convolution_call(PanelConv("silu")), PACK_TAPS(weight, groups)
         padding = [size[2] // 2] * 2
@@ -242,13 +242,152 @@ def test_images_padded_in_rooms(
             torch.set_num_threads(planned_for)
             plan = planned(image, weight.shape, padding, stride, 1, taps.shape[0])
             assert plan is not None
-            assert bool(plan.pads) == (large > 1) or planned_for > 1
+            assert bool(plan.filled) == (large > 1) or planned_for > 1
             call(x, taps, None, weight.shape, padding, stride, 1)  # type: ignore[arg-type]
             torch.set_num_threads(threads)
             found.append(call(x, taps, None, weight.shape, padding, stride, 1))  # type: ignore[arg-type]
         finally:
             torch.set_num_threads(former)
     assert all(torch.equal(found[0], each) for each in found)
+
+
+# --- fewer products ---------------------------------------------------------------------------------------------------
+
+_READS = torch.tensor([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]], dtype=torch.float64)
+_WEIGHS = torch.tensor([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]], dtype=torch.float64)
+_MAKES = torch.tensor([[1, 1, 1, 0], [0, 1, -1, -1]], dtype=torch.float64)
+
+
+def _by_tiles(x: Tensor, weight: Tensor, *, absolute: bool) -> Tensor:
+    """The convolution of images with zeros around, by tiles of 2x2, in float64. absolute: of absolute values, all
+    added: what each rounding is relative to.
+    """
+    reads, weighs, makes = (each.abs() if absolute else each for each in (_READS, _WEIGHS, _MAKES))
+    x, weight = (each.double().abs() if absolute else each.double() for each in (x, weight))
+    rows, columns = x.shape[2] - 2, x.shape[3] - 2
+    x = nn.functional.pad(x, (0, columns % 2, 0, rows % 2))
+    tiles = reads @ x.unfold(2, 4, 2).unfold(3, 4, 2) @ reads.t()
+    products = torch.einsum("nchwij,kcij->nkhwij", tiles, weighs @ weight @ weighs.t())
+    made = makes @ products @ makes.t()
+    return made.transpose(3, 4).flatten(4, 5).flatten(2, 3)[:, :, :rows, :columns]
+
+
+def _check_few(
+    tile: Tile, activation: str, image: tuple[int, ...], outputs: int, padding: list[int], *, adds: bool = False
+) -> None:
+    x, weight, bias = torch.randn(image), torch.randn(outputs, image[1], 3, 3), torch.randn(outputs)
+    above, before, below, behind = (*padding, *padding)[:4]
+    around = nn.functional.pad(x, (before, behind, above, below))
+    exact = nn.functional.conv2d(around.double(), weight.double(), bias.double())
+    assert torch.allclose(_by_tiles(around, weight, absolute=False) + bias.double()[:, None, None], exact)
+    sizes = _by_tiles(around, weight, absolute=True) + bias.abs()[:, None, None]
+    addend = torch.randn(exact.shape).to(memory_format=torch.channels_last) if adds else None
+    exact, sizes = (exact, sizes) if addend is None else (exact + addend, sizes + addend.abs())
+    plan = planned(image, weight.shape, padding, [1, 1], 1, -(-outputs // 32))
+    assert plan is not None
+    assert plan.kind == "winograd"
+    call, taps = convolution_call(PanelConv(activation), tile), PACK_TAPS(weight, 1)
+    found = call(x, taps, bias, weight.shape, padding, [1, 1], 1, addend)  # type: ignore[arg-type]
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    roundings = image[1] + 2 * 2 + 2 * 2 + 2 * 2 + 2  # of sums; of transforms on two sides; of the bias and the addend
+    bound = _LARGEST_SLOPE * roundings * torch.finfo(torch.float32).eps / 2 * sizes
+    bound = bound + (_OWN_ERROR if activation != "none" else 0)
+    assert ((found.double() - applied(activation, exact)).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize(
+    ("image", "outputs", "padding"),
+    rotated(
+        [
+            *product(
+                [
+                    (1, 16, 11, 10),
+                    (2, 32, 7, 9),
+                    (1, 48, 30, 5),
+                    (17, 16, 4, 4),
+                    (1, 16, 61, 47),
+                    (1, 256, 9, 9),
+                    (3, 144, 8, 10),
+                ],
+                [16, 32, 48, 80, 144],
+                [[1, 1], [0, 0], [2, 1], [0, 0, 1, 1], [1, 2, 0, 1]],
+            )
+        ],
+        16,
+    ),
+)
+def test_fewer_products(tile: Tile, image: tuple[int, ...], outputs: int, padding: list[int]) -> None:
+    _check_few(tile, "none", image, outputs, padding)
+    _check_few(tile, "relu", image, outputs, padding, adds=True)
+
+
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize("activation", sorted(ACTIVATIONS))
+def test_fewer_products_and_activations(tile: Tile, activation: str) -> None:
+    for adds in (False, True):
+        _check_few(tile, activation, (2, 16, 9, 7), 48, [1, 1], adds=adds)
+
+
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize("size", [(11, 10), (40, 40)])
+@pytest.mark.parametrize("adds", [False, True])
+def test_numbers_that_are_not_finite_spread_as_in_any_convolution(
+    tile: Tile, size: tuple[int, int], adds: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums and differences of transforms would make NaN of an infinity, and infinity of a sum of large numbers."""
+    x, weight, bias = torch.randn(2, 16, *size), torch.randn(48, 16, 3, 3), torch.randn(48)
+    x[0, 3, 2, 5], x[0, 1, 7, 7], x[1, 9, 0, 0] = torch.inf, -torch.inf, torch.nan
+    x[1, 2, 8, 4], x[1, 2, 8, 5], x[1, 2, 9, 4], x[1, 2, 9, 5] = 2e38, 2e38, -2e38, 2e38  # differences are infinite
+    weight, bias[9] = weight * 0.05, torch.inf
+    addend = torch.randn(2, 48, *size).to(memory_format=torch.channels_last) if adds else None
+    taps, found = PACK_TAPS(weight, 1), []
+    for is_few in (True, False):
+        if not is_few:
+            monkeypatch.setattr(convolutions, "has_few_products", lambda *_: False)
+        call = convolution_call(PanelConv("relu6"), tile), convolution_call(PanelConv("none"), tile)
+        found.append([each(x, taps, bias, weight.shape, [1, 1], [1, 1], 1, addend) for each in call])  # type: ignore[arg-type]
+    for few, usual in zip(*found, strict=True):
+        assert torch.equal(few.isnan(), usual.isnan())
+        assert torch.equal(few.isinf(), usual.isinf())
+        torch.testing.assert_close(few, usual, rtol=1e-4, atol=1e-4, equal_nan=True)
+    assert found[0][1].isinf().any()
+    assert found[0][1].isnan().any()
+
+
+@pytest.mark.parametrize("image", [(1, 16, 9, 8), (1, 32, 40, 30), (3, 16, 33, 5)])
+def test_fewer_products_with_more_threads_than_rooms(image: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight = torch.randn(image).to(memory_format=torch.channels_last), torch.randn(80, image[1], 3, 3)
+    taps, former, found = PACK_TAPS(weight, 1), torch.get_num_threads(), []
+    monkeypatch.setattr(convolutions, "THREADED", 1 << 10)
+    for planned_for, threads in ((1, 1), (3, 3), (1, 5), (64, 2)):
+        call = convolution_call(PanelConv("relu"))
+        try:
+            torch.set_num_threads(planned_for)
+            call(x, taps, None, weight.shape, [1, 1], [1, 1], 1)  # type: ignore[arg-type]
+            torch.set_num_threads(threads)
+            found.append(call(x, taps, None, weight.shape, [1, 1], [1, 1], 1))  # type: ignore[arg-type]
+        finally:
+            torch.set_num_threads(former)
+    assert all(torch.equal(found[0], each) for each in found)
+
+
+@pytest.mark.parametrize(
+    ("size", "stride", "result"),
+    [
+        ((16, 16, 3, 3), [2, 2], (40, 40)),
+        ((16, 16, 3, 5), [1, 1], (40, 40)),
+        ((16, 16, 5, 5), [1, 1], (40, 40)),
+        ((17, 16, 3, 3), [1, 1], (40, 40)),
+        ((16, 20, 3, 3), [1, 1], (40, 40)),
+        ((16, 512, 3, 3), [1, 1], (40, 40)),
+        ((16, 16, 3, 3), [1, 1], (1, 400)),
+        ((16, 16, 3, 3), [1, 1], (6, 6)),  # few tiles
+    ],
+)
+def test_convolutions_that_take_all_products(size: list[int], stride: list[int], result: tuple[int, int]) -> None:
+    assert not has_few_products(size, stride, 1, result)
+    assert has_few_products([16, 16, 3, 3], [1, 1], 1, (8, 8))
 
 
 def test_sizes_that_change_and_images_that_do_not_fit() -> None:

@@ -177,7 +177,7 @@ class _Product:
             left, right = "0", self.columns
         else:
             top, bottom, width = "0", self.rows, str(self.shape.width)
-            left, right = (self._least(out.mul(edge, width), self.columns) for edge in (begin, end))
+            left, right = (out.least(out.mul(edge, width), self.columns) for edge in (begin, end))
         bytes_ = out.mul(out.set(f"sub i64 {right}, {left}"), "4")
         with out.loop(top, bottom) as row:
             into = out.element("float", self.result, out.add(out.mul(row, self.columns), left))
@@ -187,11 +187,11 @@ class _Product:
     def by_columns(self, begin: str, end: str) -> None:
         """Some rows of the first operand, as many as are kept in a cache, by panels of the second one."""
         out, width = self.out, str(self.shape.width)
-        left, right = (self._least(out.mul(edge, width), self.columns) for edge in (begin, end))
+        left, right = (out.least(out.mul(edge, width), self.columns) for edge in (begin, end))
         kept = out.memory(f"[{KEPT_ROWS * _PITCH} x float]", 64)
         tops, blocks = self._split("0", None, self.rows, KEPT_ROWS), out.loop("0", self.inner, str(BLOCK))
         with tops as (_, top, height), blocks as block:
-            count = self._least(out.set(f"sub i64 {self.inner}, {block}"), str(BLOCK))
+            count = out.least(out.set(f"sub i64 {self.inner}, {block}"), str(BLOCK))
             size = out.mul(count, "4")
             with out.loop("0", height) as row:
                 into = out.element("float", kept, out.mul(row, str(_PITCH)))
@@ -208,7 +208,7 @@ class _Product:
         copied = out.memory(f"[{BLOCK * TURNED_ROWS} x float]", 64)
         tops, blocks = self._split(begin, end, self.rows, TURNED_ROWS), out.loop("0", self.inner, str(BLOCK))
         with tops as (_, top, height), blocks as block:
-            count = self._least(out.set(f"sub i64 {self.inner}, {block}"), str(BLOCK))
+            count = out.least(out.set(f"sub i64 {self.inner}, {block}"), str(BLOCK))
             with self._tiles(height) as (at, row, several):
                 into = out.element("float", copied, out.mul(at, str(BLOCK * self.shape.rows)))
                 self._copy_turned(into, out.add(top, row), several, block, count)
@@ -223,11 +223,11 @@ class _Product:
         out, width, several = self.out, self.shape.width, _PANELS * self.shape.width
         copied = out.memory(f"[{BLOCK * several} x float]", 64)
         with out.loop(left, right, str(several)) as first:
-            behind = self._least(out.add(first, str(several)), right)
+            behind = out.least(out.add(first, str(several)), right)
             self._copy_panels(copied, block, count, first, behind)
             with out.loop(first, behind, str(width)) as column:
                 place = out.mul(out.set(f"sub i64 {column}, {first}"), str(BLOCK))
-                wide = self._least(out.set(f"sub i64 {behind}, {column}"), str(width))
+                wide = out.least(out.set(f"sub i64 {behind}, {column}"), str(width))
                 yield out.element("float", copied, place), column, wide
 
     @contextmanager
@@ -266,9 +266,6 @@ class _Product:
         down, across = (ahead, block) if self.form.turned[1] else (block, ahead)
         place = out.element("float", self.second, out.add(out.mul(down, self.across), across))
         return [f"ptr {place}", f"i64 {out.mul(self.across, '4')}"]
-
-    def _least(self, a: str, b: str) -> str:
-        return self.out.set(f"call i64 @llvm.smin.i64(i64 {a}, i64 {b})")
 
     def _copy_turned(self, into: str, row: str, rows: str, block: str, count: str) -> None:
         """Lay the rows of a tile of a turned first operand out side by side."""

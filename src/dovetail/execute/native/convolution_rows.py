@@ -48,8 +48,8 @@ class ConvolutionClaim(OwnKernelBase):
 
     @property
     def own_bytes(self) -> int:
-        """What the image, or parts of it, take with padding around."""
-        return self.plan.padded * _ITEMSIZE
+        """What the image, or parts of it, take with padding around, or transformed."""
+        return self.plan.room * _ITEMSIZE
 
 
 def convolution_claim(node: Node) -> ConvolutionClaim | None:
@@ -114,14 +114,16 @@ def convolution_row(claims: Sequence[ConvolutionClaim], _: Storages, addresses: 
     values += [claim.result if value is None else value for value in given]  # a pointer that is not read
     out, x, *weights = (addresses.get(value, Address(value)) for value in values)
     before, after, room = list[ReadyRow](), list[ReadyRow](), out
-    if plan.padded:
-        value, take, let_go = around(f"{claim.result.name}_padded", claim.own_bytes)
+    if plan.room:
+        value, take, let_go = around(f"{claim.result.name}_room", claim.own_bytes)
         before, after, room = [take], [let_go], Address(value)
-    if plan.pads:
-        more = struct.pack(f"{len(plan.pads)}q", *plan.pads)
-        copy = convolution_function("planes" if claim.is_of_planes else "pad", tile)
-        before.append(ReadyRow(copy, plan.padded, (room, x), more=more, marks=LOOSE))
-        x = room
+    if plan.filled:
+        items, *sizes = plan.filled
+        is_weight = plan.kind == "winograd"
+        copy = "winograd_weight" if is_weight else "planes" if claim.is_of_planes else "pad"
+        source, more = weights[0] if is_weight else x, struct.pack(f"{len(sizes)}q", *sizes)
+        before.append(ReadyRow(convolution_function(copy, tile), items, (room, source), more=more, marks=LOOSE))
+        x = x if is_weight else room
     flags = [value is not None for value in given]
     more = struct.pack(f"{len(plan.sizes) + len(flags)}q2fq", *plan.sizes, *flags, *claim.finish)
     pointers = (out, x, *weights) if plan.kind == "pixels" else (out, x, *weights, room)

@@ -20,14 +20,28 @@ from dovetail.execute.native.machine import driver, function_of
 from dovetail.execute.native.padded_text import MOST_ROOMS, pad_text, planes_text
 from dovetail.execute.native.panel_text import panel_function
 from dovetail.execute.native.panels import CLAMPS, PRODUCT, PRODUCT_SLOTS, Finish, finish_of, items_of, usual_tile
+from dovetail.execute.native.rows import table_row
 from dovetail.execute.native.tile_text import Tile
+from dovetail.execute.native.winograd_text import (
+    room_elements,
+    weight_elements,
+    winograd_text,
+    winograd_weight_text,
+)
 from dovetail.ops.packed import applied
-from dovetail.ops.panel_convolutions import PanelConv, around, taps_shape
+from dovetail.ops.panel_convolutions import (
+    KERNEL,
+    MOST_INPUTS,
+    PanelConv,
+    around,
+    has_few_products,
+    taps_shape,
+    tiles_of,
+)
 from dovetail.torch_compat.fakes import is_fake
 from dovetail.torch_compat.native_symbols import no_mode_watches
 
-_PAD, _CONVOLVE = struct.Struct("14q"), struct.Struct("34q2fq")
-_PADDED_SLOTS, _SLOTS = 11, 33
+_CONVOLVE, _SLOTS = struct.Struct("34q2fq"), 33
 _NEW = object()
 _MOST_PLANS = 64  # sizes of images that a node remembers
 _CACHED, _NEAREST = 1 << 17, 1 << 13  # elements of the input that a chunk of pixels reads, about: see `_passes`
@@ -35,17 +49,22 @@ _SMALL_WEIGHT, _FEWEST_NEAREST = 1 << 18, 36  # elements; pixels of a chunk
 _FEWEST_PIXELS, _FEWEST_JOBS = 48, 16  # of a chunk; of a convolution, for threads to share
 _FULL = 12  # pixels of a chunk are a multiple of it: those of a tile, or some tiles
 _BLOCK = 256  # products that are summed by themselves, about: rounding grows as in `panel_text`
+_CHUNK, _MOST_OF_ONE = 24, 64  # tiles
+_FILLED = 4  # elements of a weight that count as one item where it is transformed
 _LARGE = 1 << 16  # elements of an image with padding around from which on it is copied in parts
+_WINOGRAD = {"winograd": winograd_text, "winograd_weight": winograd_weight_text}
 _NO_FINISH: Finish = (*CLAMPS["none"], 0)
 
 
 @cache
 def convolution_function(kind: str, tile: Tile) -> int:
-    """The address of the function of such rows. kind: pad, planes, pixels, direct or depthwise."""
+    """The address of the function of such rows. kind: pad, planes, pixels, direct, depthwise, winograd or
+    winograd_weight.
+    """
     if kind == "pixels":
         return panel_function(tile)
     copies = {"pad": lambda _: pad_text(), "planes": lambda tile: planes_text(tile.lanes)}
-    text = {**copies, "direct": direct_text, "depthwise": depthwise_text}[kind](tile)
+    text = {**copies, "direct": direct_text, "depthwise": depthwise_text, **_WINOGRAD}[kind](tile)
     found = function_of(text.replace("NAME", kind), kind, ())
     assert found is not None, "it calls nothing"
     return found
@@ -53,16 +72,16 @@ def convolution_function(kind: str, tile: Tile) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What depends on the sizes alone. shape, stride: of the result. padded: elements of the input with padding around,
-    whole or in rooms (`padded_text`); 0 where it is read as it is. pads: sizes for the row that copies it whole; none
-    where there is no such row. kind: of the row, see `convolution_function`; `pixels` stands for a product of pixels by
-    a matrix.
+    """What depends on the sizes alone. shape, stride: of the result. room: elements of memory that the row needs: the
+    input with padding around, whole or in rooms (`padded_text`), or what is transformed (`winograd_text`). filled:
+    items and sizes of a row that runs before and puts the input there, or the weight; none where there is no such row.
+    kind: of the row, see `convolution_function`; `pixels` stands for a product of pixels by a matrix.
     """
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
-    padded: int
-    pads: tuple[int, ...]
+    room: int
+    filled: tuple[int, ...]
     items: int
     sizes: tuple[int, ...]
     kind: str
@@ -85,6 +104,7 @@ def planned(
     images, channels, height, width = given
     (outputs, inputs, tall, broad), (down, across) = size, stride
     above, before, below, behind = around(padding)
+    pads = above, before
     high, wide = height + above + below, width + before + behind
     if high < tall or wide < broad or channels != inputs * groups or not images or not height or not width:
         return None
@@ -92,6 +112,8 @@ def planned(
         return None
     rows, columns = (high - tall) // down + 1, (wide - broad) // across + 1
     count = rows * columns * outputs
+    if not copies and groups == 1 and has_few_products(size, stride, images, (rows, columns)):
+        return _winograd_plan(given, (rows, columns), outputs, panels, pads)
     of_pixels = groups == 1 and not adds and (tall, broad, down, across) == (1, 1, 1, 1)
     is_copied = copies or (groups == 1 and any(padding))
     items = items_of(images * rows * columns, inputs * tall * broad, outputs)
@@ -104,16 +126,38 @@ def planned(
         lines = _lines_read(passes[0], (rows, columns), (high, down, tall))
         rooms = min(MOST_ROOMS, torch.get_num_threads(), -(-items // THREADED)), lines * wide * channels
         rooms = rooms if prod(rooms) < padded else (0, 0)
-    before_all = (above, before) if prod(rooms) or not is_copied else (0, 0)
+    before_all = pads if prod(rooms) or not is_copied else (0, 0)
     sizes = (images, rows, columns, outputs, panels, channels, *area, tall, broad, down, across, *before_all, *passes)
     return Plan(
         shape=(images, outputs, rows, columns),
         stride=(count, 1, columns * outputs, outputs),
-        padded=prod(rooms) or padded,
-        pads=(images, height, width, channels, above, before, high, wide) if padded and not prod(rooms) else (),
+        room=prod(rooms) or padded,
+        filled=(padded, images, height, width, channels, *pads, high, wide) if padded and not prod(rooms) else (),
         items=items,
         sizes=(images * rows * columns, channels, outputs, panels) if of_pixels else (*sizes, height, width, *rooms, 0),
         kind="pixels" if of_pixels else "direct" if groups == 1 else "depthwise",
+    )
+
+
+def _winograd_plan(
+    given: Sequence[int], result: tuple[int, int], outputs: int, panels: int, pads: tuple[int, int]
+) -> Plan:
+    """The plan of such a convolution. pads: rows above and columns before the image."""
+    (images, inputs, height, width), (rows, columns), threads = given, result, torch.get_num_threads()
+    tiles = tiles_of(images, result)
+    is_one = tiles <= _MOST_OF_ONE and panels >= threads
+    chunk = tiles if is_one else _CHUNK if inputs <= MOST_INPUTS // 2 else 2 * _CHUNK
+    rooms = min(MOST_ROOMS, threads, -(-tiles // chunk) * panels), room_elements(chunk, inputs)
+    rooms = rooms[0], rooms[1] + (weight_elements(1, inputs) if is_one else 0)
+    sizes = (images, rows, columns, outputs, panels, inputs, height, width, KERNEL, KERNEL, 1, 1, *pads)
+    return Plan(
+        shape=(images, outputs, rows, columns),
+        stride=(rows * columns * outputs, 1, columns * outputs, outputs),
+        room=prod(rooms) + (0 if is_one else weight_elements(panels, inputs)),
+        filled=() if is_one else (-(-outputs * inputs // _FILLED), inputs, outputs),
+        items=items_of(images * rows * columns, inputs * KERNEL * KERNEL, outputs),
+        sizes=(*sizes, chunk, not is_one, 0, height, width, *rooms, 0),
+        kind="winograd",
     )
 
 
@@ -162,8 +206,9 @@ def convolution_call(run: PanelConv, tile: Tile | None = None) -> Callable[..., 
     processor's.
     """
     tile = tile or usual_tile()
-    finish, drive, pad = finish_of(run.activation), driver(), convolution_function("pad", tile)
-    functions = {kind: convolution_function(kind, tile) for kind in ("pixels", "direct", "depthwise")}
+    finish, drive = finish_of(run.activation), driver()
+    fill = [convolution_function(kind, tile) for kind in ("pad", "winograd_weight")]
+    functions = {kind: convolution_function(kind, tile) for kind in ("pixels", "direct", "winograd", "depthwise")}
     plans: dict[object, Plan | None] = {}
     known: list[object] = [None, None]  # taps and a bias that fit
 
@@ -194,13 +239,17 @@ def convolution_call(run: PanelConv, tile: Tile | None = None) -> Callable[..., 
         table, start = b"", x.data_ptr()
         out = made.data_ptr()
         room = out
-        if plan.padded:
-            memory = x.new_empty(plan.padded)
+        if plan.room:
+            memory = x.new_empty(plan.room)
             room = memory.data_ptr()
-        if plan.pads:
-            table, start = _PAD.pack(pad, 2, _PADDED_SLOTS, plan.padded, room, start, *plan.pads), room
+        if plan.filled:
+            items, *sizes = plan.filled
+            is_weight = plan.kind == "winograd"
+            given = [room, taps.data_ptr() if is_weight else start]
+            table = table_row(fill[is_weight], items, given, (), struct.pack(f"{len(sizes)}q", *sizes))
+            start = start if is_weight else room
         pointers = (out, start, taps.data_ptr(), out if bias is None else bias.data_ptr())
-        is_added = addend is not None and plan.kind == "direct" and _lies_as(addend, made)
+        is_added = addend is not None and groups == 1 and _lies_as(addend, made)
         within = finish if addend is None or is_added else None
         finishes = within or _NO_FINISH
         function = functions[plan.kind]
@@ -213,7 +262,7 @@ def convolution_call(run: PanelConv, tile: Tile | None = None) -> Callable[..., 
             slots = (*pointers, more, room, *plan.sizes, bias is not None, is_added, *finishes)
             table += _CONVOLVE.pack(function, 6 | LOOSE, _SLOTS, plan.items, *slots)
         threads = torch.get_num_threads() if plan.items >= THREADED else 1
-        if drive(table, 2 if plan.pads else 1, threads, 0):
+        if drive(table, 2 if plan.filled else 1, threads, 0):
             return run(x, taps, bias, size, padding, stride, groups, addend)
         if addend is not None and not is_added:
             made.add_(addend)

@@ -96,13 +96,13 @@ def _function(tile: Tile) -> str:
     out = Function("define void @NAME(ptr %row, i64 %from, i64 %to)")
     at = Slots(out)
     offsets = out.memory(f"[{MOST_PIXELS} x i64]", 64)
-    a_map = _times(out, at["rows"], at["columns"])
-    pixels = _times(out, at["images"], a_map)
-    line_size = _times(out, at["wide"], at["inputs"])
-    line = _times(out, at["broad"], at["inputs"])
-    panel_size = out.set(f"mul i64 {_times(out, line, at['tall'])}, {WIDTH}")
-    chunks = _over(out, pixels, at["chunk"])
-    jobs = _times(out, chunks, at["panels_count"])
+    a_map = out.mul(at["rows"], at["columns"])
+    pixels = out.mul(at["images"], a_map)
+    line_size = out.mul(at["wide"], at["inputs"])
+    line = out.mul(at["broad"], at["inputs"])
+    panel_size = out.set(f"mul i64 {out.mul(line, at['tall'])}, {WIDTH}")
+    chunks = out.parts(pixels, at["chunk"])
+    jobs = out.mul(chunks, at["panels_count"])
     first, end = (_share(out, bound, jobs, at["items"]) for bound in ("%from", "%to"))
     image = out.variable("ptr", at["x"])  # where the line of number 0 is, or would be
     has_rooms, room = at.is_set("rooms"), out.variable("i64", "0")
@@ -113,18 +113,18 @@ def _function(tile: Tile) -> str:
     with out.loop(first, end) as job:
         which = out.set(f"sdiv i64 {job}, {at['panels_count']}")
         panel = out.set(f"srem i64 {job}, {at['panels_count']}")
-        start = _times(out, which, at["chunk"])
-        count = _least(out, at["chunk"], out.set(f"sub i64 {pixels}, {start}"))
+        start = out.mul(which, at["chunk"])
+        count = out.least(at["chunk"], out.set(f"sub i64 {pixels}, {start}"))
         is_new = out.set(f"or i1 {out.set(f'icmp eq i64 {panel}, 0')}, {out.set(f'icmp eq i64 {job}, {first}')}")
         with out.when(is_new), out.loop("0", count) as i:
             _put_offset(out, at, offsets, i, out.set(f"add i64 {start}, {i}"), a_map, line_size)
         with out.when(out.set(f"and i1 {is_new}, {has_rooms}")):
             _put_lines(out, at, image, out.load("i64", room, 8), (start, count), a_map)
-        column = _times(out, panel, str(WIDTH))
-        valid = _least(out, out.set(f"sub i64 {at['outputs']}, {column}"), str(WIDTH))
-        place = out.set(f"add i64 {_times(out, start, at['outputs'])}, {column}")
+        column = out.mul(panel, str(WIDTH))
+        valid = out.least(out.set(f"sub i64 {at['outputs']}, {column}"), str(WIDTH))
+        place = out.set(f"add i64 {out.mul(start, at['outputs'])}, {column}")
         made, addend = out.element("float", at["out"], place), out.element("float", at["addend"], place)
-        weights = out.element("float", at["panels"], _times(out, panel, panel_size))
+        weights = out.element("float", at["panels"], out.mul(panel, panel_size))
         _passes(
             out,
             tile,
@@ -151,16 +151,16 @@ def _passes(
     bias = out.element("float", at["bias"], column)
     begin = out.set(f"select i1 {at.is_set('biased')}, ptr {bias}, ptr @NAME_zeros")
     with out.loop("0", at["tall"], at["lines"]) as k, out.loop("0", line, at["part"]) as p:
-        lines = _least(out, at["lines"], out.set(f"sub i64 {at['tall']}, {k}"))
-        block = _least(out, at["part"], out.set(f"sub i64 {line}, {p}"))
-        done = out.set(f"add i64 {_times(out, k, line)}, {p}")
+        lines = out.least(at["lines"], out.set(f"sub i64 {at['tall']}, {k}"))
+        block = out.least(at["part"], out.set(f"sub i64 {line}, {p}"))
+        done = out.set(f"add i64 {out.mul(k, line)}, {p}")
         is_first = out.set(f"icmp eq i64 {done}, 0")
         k_end, p_end = out.set(f"add i64 {k}, {lines}"), out.set(f"add i64 {p}, {block}")
         ends = (out.set(f"icmp eq i64 {k_end}, {at['tall']}"), out.set(f"icmp eq i64 {p_end}, {line}"))
         is_last = out.set(f"and i1 {ends[0]}, {ends[1]}")
-        shift = out.set(f"add i64 {_times(out, k, line_size)}, {p}")
+        shift = out.set(f"add i64 {out.mul(k, line_size)}, {p}")
         x = out.element("float", out.load("ptr", image, 8), shift)
-        w = out.element("float", weights, _times(out, done, str(WIDTH)))
+        w = out.element("float", weights, out.mul(done, str(WIDTH)))
         low, high = (
             out.set(f"select i1 {is_last}, float {at[clamp]}, float {number}")
             for clamp, number in zip(("least", "most"), _INFINITY, strict=True)
@@ -206,20 +206,19 @@ def _tiles(out: Function, tile: Tile, summed: _Pass, made: _Made, ends: tuple[st
     results are clamped to.
     """
     (added, low, high), count = ends, made.count
-    tiles = _over(out, count, str(tile.rows))
-    size = _times(out, _times(out, summed.lines, summed.block), str(_LINE))
+    tiles = out.parts(count, str(tile.rows))
+    size = out.mul(out.mul(summed.lines, summed.block), str(_LINE))
     with out.loop("0", tiles) as number:
         i, i_end = (
-            out.set(f"sdiv i64 {_times(out, each, count)}, {tiles}")
-            for each in (number, out.set(f"add i64 {number}, 1"))
+            out.set(f"sdiv i64 {out.mul(each, count)}, {tiles}") for each in (number, out.set(f"add i64 {number}, 1"))
         )
         rows = out.set(f"sub i64 {i_end}, {i}")
-        place = _times(out, i, made.outputs)
+        place = out.mul(i, made.outputs)
         to, addend = out.element("float", made.start, place), out.element("float", made.addend, place)
         start = out.set(f"select i1 {summed.is_first}, ptr {summed.begin}, ptr {to}")
         offsets = out.element("i64", made.offsets, i)
         part = out.set(f"sdiv i64 {size}, {tiles}")  # what each tile fetches of the block that follows
-        fetch = out.element("i8", summed.panel, out.set(f"add i64 {size}, {_times(out, number, part)}"))
+        fetch = out.element("i8", summed.panel, out.set(f"add i64 {size}, {out.mul(number, part)}"))
         apart = out.set(f"sdiv i64 {part}, {_STREAMS}")
         step = out.set(f"sdiv i64 {_LINE // _STREAMS}, {tiles}")
         is_half = out.set(f"icmp sle i64 {made.valid}, {WIDTH // 2}")
@@ -241,8 +240,8 @@ def _tiles(out: Function, tile: Tile, summed: _Pass, made: _Made, ends: tuple[st
 def _put_offset(out: Function, at: Slots, offsets: str, i: str, pixel: str, a_map: str, line_size: str) -> None:
     """Where the first tap of a pixel is read."""
     column = out.set(f"srem i64 {out.set(f'srem i64 {pixel}, {a_map}')}, {at['columns']}")
-    x = _times(out, column, _times(out, at["across"], at["inputs"]))
-    offset = out.set(f"add i64 {_times(out, _first_line(out, at, pixel, a_map), line_size)}, {x}")
+    x = out.mul(column, out.mul(at["across"], at["inputs"]))
+    offset = out.set(f"add i64 {out.mul(_first_line(out, at, pixel, a_map), line_size)}, {x}")
     out.line(f"store i64 {offset}, ptr {out.element('i64', offsets, i)}, align 8")
 
 
@@ -250,7 +249,7 @@ def _first_line(out: Function, at: Slots, pixel: str, a_map: str) -> str:
     """The number of the first line that a pixel reads."""
     image, inside = out.set(f"sdiv i64 {pixel}, {a_map}"), out.set(f"srem i64 {pixel}, {a_map}")
     row = out.set(f"sdiv i64 {inside}, {at['columns']}")
-    return out.set(f"add i64 {_times(out, image, at['high'])}, {_times(out, row, at['down'])}")
+    return out.set(f"add i64 {out.mul(image, at['high'])}, {out.mul(row, at['down'])}")
 
 
 def _put_lines(out: Function, at: Slots, image: str, room: str, pixels: tuple[str, str], a_map: str) -> None:
@@ -259,27 +258,13 @@ def _put_lines(out: Function, at: Slots, image: str, room: str, pixels: tuple[st
     last = out.set(f"sub i64 {out.set(f'add i64 {start}, {count}')}, 1")
     first, last = (_first_line(out, at, pixel, a_map) for pixel in (start, last))
     end = out.set(f"add i64 {last}, {at['tall']}")
-    to = out.element("float", at["room"], _times(out, room, at["room_size"]))
+    to = out.element("float", at["room"], out.mul(room, at["room_size"]))
     names = ("height", "width", "inputs", "above", "before", "high", "wide")
     out.line(lines_call(to, at["x"], first, end, tuple(at[name] for name in names)))
-    skipped = _times(out, first, _times(out, at["wide"], at["inputs"]))
+    skipped = out.mul(first, out.mul(at["wide"], at["inputs"]))
     out.line(f"store ptr {out.element('float', to, out.set(f'sub i64 0, {skipped}'))}, ptr {image}, align 8")
-
-
-def _times(out: Function, a: str, b: str) -> str:
-    return out.set(f"mul i64 {a}, {b}")
-
-
-def _least(out: Function, a: str, b: str) -> str:
-    return out.set(f"call i64 @llvm.smin.i64(i64 {a}, i64 {b})")
-
-
-def _over(out: Function, count: str, size: str) -> str:
-    """A number divided by another one, rounded up."""
-    up = out.set(f"add i64 {count}, {out.set(f'sub i64 {size}, 1')}")
-    return out.set(f"sdiv i64 {up}, {size}")
 
 
 def _share(out: Function, bound: str, jobs: str, items: str) -> str:
     """Which job starts at an item."""
-    return _over(out, _times(out, bound, jobs), items)
+    return out.parts(out.mul(bound, jobs), items)

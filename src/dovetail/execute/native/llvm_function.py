@@ -50,6 +50,10 @@ class Function:
         """How many parts of a size there are of so many things, the last one smaller perhaps."""
         return self.set(f"sdiv i64 {self.add(count, self.add(size, '-1'))}, {size}")
 
+    def least(self, a: str, b: str) -> str:
+        """The lesser of two numbers of 64 bits; the module declares `llvm.smin.i64`."""
+        return self.set(f"call i64 @llvm.smin.i64(i64 {a}, i64 {b})")
+
     def spread(self, kind: str, value: str, lanes: int) -> str:
         """A vector of one value, so many times."""
         one = self.set(f"insertelement <{lanes} x {kind}> poison, {kind} {value}, i64 0")
