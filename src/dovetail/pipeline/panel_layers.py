@@ -196,9 +196,7 @@ def _is_faster(user: Node, packing: Node) -> bool:
     is_of_pixels = (found.kernel, found.stride, found.padding) == ((1, 1), (1, 1), (0, 0))
     if is_of_pixels and _has_wide_vectors() and found.outputs <= WIDTH // 2:
         return True  # memory is what they take: 4 of 16 outputs 0.8 of oneDNN's time, 8 0.75
-    if has_few_products(
-        (found.outputs, found.inputs, *found.kernel), found.stride, 1, found.pixels
-    ):
+    if has_few_products((found.outputs, found.inputs, *found.kernel), found.stride, 1, found.pixels):
         return True
     width = WIDTH // 2 if _has_wide_vectors() and (is_of_pixels or found.outputs > WIDTH) else WIDTH
     waste = -(-found.outputs // width) * width / found.outputs

@@ -233,15 +233,18 @@ def test_an_image_that_lies_in_neither_way_is_taken_by_a_call() -> None:
     torch.testing.assert_close(frozen(x), model(x), rtol=1e-4, atol=1e-5)
 
 
-def test_what_an_image_takes_with_padding_is_part_of_the_peak() -> None:
-    """The copy around the image is there for one row only, and never more than the program is planned with."""
-    model = nn.Sequential(*(nn.Conv2d(16, 16, 3, padding=1) for _ in range(4))).eval()
-    x = torch.randn(1, 16, 20, 20).to(memory_format=torch.channels_last)
+@pytest.mark.parametrize("size", [3, 5])
+def test_what_convolutions_take_for_themselves_is_part_of_the_peak(size: int) -> None:
+    """The copy around the image, or what is transformed, is there for one row only."""
+    model = nn.Sequential(*(nn.Conv2d(16, 16, size, padding=size // 2) for _ in range(4))).eval()
+    x = torch.randn(1, 16, 12, 12).to(memory_format=torch.channels_last)
     frozen = _frozen(model, x)
     assert not _outside(frozen)
-    result, padded = 20 * 20 * 16 * 4, 22 * 22 * 16 * 4
+    plan = planned(x.shape, (16, 16, size, size), [size // 2] * 2, [1, 1], 1, 1)
+    assert plan is not None
+    assert plan.kind == ("winograd" if size == 3 else "direct")
     (group,) = _code(frozen).executors.groups.values()
-    assert group.own_bytes <= 2 * result + padded
+    assert group.own_bytes <= 4 * (2 * 12 * 12 * 16 + plan.room)
 
 
 def test_padding_that_hides_whole_windows_is_refused_by_the_kernel() -> None:

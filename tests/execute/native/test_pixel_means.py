@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import dovetail
+from dovetail.execute.native import pixel_means
 from dovetail.execute.native.machine import driver, function_of, has_vectors
 from dovetail.execute.native.panels import multiplies_panels
 from dovetail.execute.native.pixel_means import pixel_mean_text
@@ -122,3 +123,24 @@ def test_pools_of_whole_images(pool: nn.Module, is_of_pixels: bool, batch: int) 
     ((variant,),) = (method.variants for method in frozen._running.methods.values())
     nodes = variant.runner.graph.forward.program.nodes
     assert any(node.target is PIXEL_MEAN for node in nodes) == is_of_pixels
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.parametrize("images", [1, 3])
+def test_rows_of_large_images_are_added_up_by_a_row_of_their_own(
+    keeps: bool, images: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x, found = _Pooled((2, 3), keeps=keeps).eval(), torch.randn(images, 3, 70, 61), []
+    for few in (8, 0):
+        monkeypatch.setattr(pixel_means, "_FEW", few)
+        frozen: Any = dovetail.freeze(model, (x,), passes="fast", dynamic_shapes="static")
+        former = torch.get_num_threads()
+        for threads in (1, 2):
+            try:
+                torch.set_num_threads(threads)
+                found.append(frozen(x))
+            finally:
+                torch.set_num_threads(former)
+    assert all(torch.equal(found[0], each) for each in found)
+    with torch.no_grad():
+        torch.testing.assert_close(found[0], model(x), rtol=1e-5, atol=1e-5)

@@ -50,6 +50,7 @@ _FEWEST_PIXELS, _FEWEST_JOBS = 48, 16  # of a chunk; of a convolution, for threa
 _FULL = 12  # pixels of a chunk are a multiple of it: those of a tile, or some tiles
 _BLOCK = 256  # products that are summed by themselves, about: rounding grows as in `panel_text`
 _CHUNK, _MOST_OF_ONE = 24, 64  # tiles
+_BY_CHANNEL = 4  # times as long takes a product where channels are convolved by themselves
 _FILLED = 4  # elements of a weight that count as one item where it is transformed
 _LARGE = 1 << 16  # elements of an image with padding around from which on it is copied in parts
 _WINOGRAD = {"winograd": winograd_text, "winograd_weight": winograd_weight_text}
@@ -116,7 +117,7 @@ def planned(
         return _winograd_plan(given, (rows, columns), outputs, panels, pads)
     of_pixels = groups == 1 and not adds and (tall, broad, down, across) == (1, 1, 1, 1)
     is_copied = copies or (groups == 1 and any(padding))
-    items = items_of(images * rows * columns, inputs * tall * broad, outputs)
+    items = items_of(images * rows * columns, inputs * tall * broad, outputs) * (1 if groups == 1 else _BY_CHANNEL)
     area = (high, wide) if is_copied else (height, width)
     padded = images * high * wide * channels if is_copied else 0
     is_near = outputs * inputs * tall * broad <= _SMALL_WEIGHT and padded < _LARGE

@@ -40,7 +40,6 @@ from dovetail.execute.native.team_text import (
     PLACE,
     SLEEPERS,
     THREADS,
-    TICKET,
     WORDS,
     Team,
     team_text,
@@ -95,13 +94,14 @@ def _member_text() -> str:
     """`@member`: what a thread of a region does. The first one goes through the table, the others take parts."""
     out = Function("define internal void @member(ptr %team)")
     team = Team(out)
-    with out.when(out.set(f"icmp eq i32 {out.set('call i32 @omp_get_thread_num()')}, 0")):
+    number = out.set(f"sext i32 {out.set('call i32 @omp_get_thread_num()')} to i64")
+    with out.when(out.set(f"icmp eq i64 {number}, 0")):
         team.put(THREADS, out.set(f"sext i32 {out.set('call i32 @omp_get_num_threads()')} to i64"))
         out.line("call void @go_on(ptr %team, i1 true)")
-        team.show(TICKET, "-1", "release")
+        team.show_tickets("-1", "release")
     looks = out.variable("i64", "0")
     with out.until() as stop:
-        found = out.set("call i64 @take(ptr %team)")
+        found = out.set(f"call i64 @take(ptr %team, i64 {number})")
         stop(out.set(f"icmp slt i64 {found}, 0"))
         with out.when(out.set(f"icmp eq i64 {found}, 0")):
             out.line(f"call void @rest(ptr {looks})")
@@ -213,7 +213,7 @@ def _drive_text(has_pool: bool, has_own: bool) -> str:
         at = _stop_at_end(out, team, stop)
         if has_pool:  # a row comes that is shared
             team.put(LAST, out.set(f"call i64 @llvm.smax.i64(i64 {started[0]}, i64 {at})"))
-            team.show(TICKET, "0", "monotonic")
+            team.show_tickets("0", "monotonic")
             parts = out.set(f"call i64 @llvm.smax.i64(i64 {started[1]}, i64 2)")
             size = out.set(f"trunc i64 {out.set(f'call i64 @llvm.smin.i64(i64 {parts}, i64 {threads})')} to i32")
             out.line(f"call void @GOMP_parallel(ptr @member, ptr {own}, i32 {size}, i32 0)")
@@ -235,8 +235,8 @@ def _drive_by_own_threads(out: Function, own: str, last: str, most: str) -> None
         chosen = out.set(f"select i1 {is_acquired}, ptr @pool, ptr {own}")
         team = Team(out, chosen)
         with out.when(out.set(f"xor i1 {is_acquired}, true")):
-            for word in (SLEEPERS, TICKET):
-                team.put(word, "0")
+            team.put(SLEEPERS, "0")
+            team.show_tickets("0", "monotonic")
         _begin(team, threads, "%rows")
         with out.until() as stop:
             for within in ("true", "false"):

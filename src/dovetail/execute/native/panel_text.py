@@ -3,7 +3,8 @@
     slots: items, pointers (result, x, panels, bias), rows, inputs, outputs, panels, whether there is a bias, the least
     and the largest number that a result may be (two `float`), the activation
 
-Items are shares of the work: panels are divided in proportion. One row reads several panels at once, side by side. Sums
+Items are shares of the work: panels are divided in proportion, or pairs of a chunk of rows and a panel where there are
+few panels, so that threads share the pixels of an image, too. One row reads several panels at once, side by side. Sums
 are of blocks of 256 products (64 where there are few rows), added one after the other, so that rounding grows as in
 BLAS. NaN stays NaN where results are clamped. Chunks of rows are equal, so that no small one reads all panels again.
 
@@ -32,6 +33,7 @@ from dovetail.ops.panels import WIDTH
 _BLOCK = 256  # products of a sum that is added to others
 _FEW, _SHORT = 4, 64  # of so many rows at most, blocks are shorter: BLAS rounds less there, too
 _CHUNK, _MORE = 96, 16  # rows whose part of the input stays in the cache while all panels are read; and a few more
+_PAIRED = 8  # of fewer panels, threads share pairs of a chunk and a panel
 _NAME = "panels"
 
 
@@ -79,6 +81,7 @@ def _all_tiles(tile: Tile) -> str:
         "CHUNK": _CHUNK,
         "FEW": _FEW,
         "SHORT": _SHORT,
+        "PAIRED": _PAIRED,
     }
     numbers |= {"MOST_LESS": tile.rows - 1, "MOST": tile.rows}
     for name, number in numbers.items():
@@ -88,6 +91,16 @@ def _all_tiles(tile: Tile) -> str:
 
 
 _LOOPS = """
+define internal i64 @NAME_parts(i64 %rows, i64 %size) {
+entry:
+  %is_none = icmp eq i64 %size, 0
+  %by = select i1 %is_none, i64 1, i64 %size
+  %up = add i64 %rows, %by
+  %less = sub i64 %up, 1
+  %parts = sdiv i64 %less, %by
+  ret i64 %parts
+}
+
 define void @NAME(ptr %row, i64 %from, i64 %to) {
 entry:
   %items = load i64, ptr %row
@@ -117,10 +130,20 @@ entry:
   %p12 = getelementptr i64, ptr %row, i64 11
   %activation = load i64, ptr %p12
   %items_less = sub i64 %items, 1
-  %f0 = mul i64 %from, %count
+  %rows_up = add i64 %rows, MORE_ROWS
+  %chunks_up = sdiv i64 %rows_up, CHUNK
+  %chunks_most = call i64 @llvm.smax.i64(i64 %chunks_up, i64 1)
+  %chunk_up = add i64 %rows, %chunks_most
+  %chunk_less = sub i64 %chunk_up, 1
+  %chunk_rows = sdiv i64 %chunk_less, %chunks_most
+  %chunks = call i64 @NAME_parts(i64 %rows, i64 %chunk_rows)
+  %by_pairs = icmp slt i64 %count, PAIRED
+  %turns = select i1 %by_pairs, i64 %chunks, i64 1
+  %jobs = mul i64 %turns, %count
+  %f0 = mul i64 %from, %jobs
   %f1 = add i64 %f0, %items_less
   %first = sdiv i64 %f1, %items
-  %t0 = mul i64 %to, %count
+  %t0 = mul i64 %to, %jobs
   %t1 = add i64 %t0, %items_less
   %end = sdiv i64 %t1, %items
   %some_panels = icmp slt i64 %first, %end
@@ -128,16 +151,23 @@ entry:
   %some = and i1 %some_panels, %some_rows
   %is_few = icmp sle i64 %rows, FEW
   %most_sums = select i1 %is_few, i64 SHORT, i64 BLOCK
-  %rows_up = add i64 %rows, MORE_ROWS
-  %chunks_up = sdiv i64 %rows_up, CHUNK
-  %chunks = call i64 @llvm.smax.i64(i64 %chunks_up, i64 1)
-  %chunk_up = add i64 %rows, %chunks
-  %chunk_less = sub i64 %chunk_up, 1
-  %chunk_rows = sdiv i64 %chunk_less, %chunks
+  %end_less = sub i64 %end, 1
+  %pair_chunk = sdiv i64 %first, %count
+  %pair_last = sdiv i64 %end_less, %count
+  %chunks_less = sub i64 %chunks, 1
+  %chunk_first = select i1 %by_pairs, i64 %pair_chunk, i64 0
+  %chunk_last = select i1 %by_pairs, i64 %pair_last, i64 %chunks_less
   br i1 %some, label %chunk, label %leave
 
 chunk:
-  %at = phi i64 [0, %entry], [%at_next, %next_chunk]
+  %turn = phi i64 [%chunk_first, %entry], [%turn_next, %next_chunk]
+  %before = mul i64 %turn, %count
+  %shift = select i1 %by_pairs, i64 %before, i64 0
+  %own_first = sub i64 %first, %shift
+  %own_end = sub i64 %end, %shift
+  %panel_first = call i64 @llvm.smax.i64(i64 %own_first, i64 0)
+  %panel_end = call i64 @llvm.smin.i64(i64 %own_end, i64 %count)
+  %at = mul i64 %turn, %chunk_rows
   %rest = sub i64 %rows, %at
   %high_rows = call i64 @llvm.smin.i64(i64 %rest, i64 %chunk_rows)
   %xo = mul i64 %at, %inputs
@@ -149,10 +179,10 @@ chunk:
   br label %panel
 
 panel:
-  %j = phi i64 [%first, %chunk], [%j_next, %next_panel]
+  %j = phi i64 [%panel_first, %chunk], [%j_next, %next_panel]
   %column = mul i64 %j, WIDTH
   %columns_left = sub i64 %outputs, %column
-  %panels_left = sub i64 %end, %j
+  %panels_left = sub i64 %panel_end, %j
   %size = mul i64 %inputs, WIDTH
   %wo = mul i64 %j, %size
   %wp = getelementptr float, ptr %panels, i64 %wo
@@ -163,12 +193,12 @@ ACTIVATE
 
 next_panel:
   %j_next = add i64 %j, %taken
-  %no_panel = icmp eq i64 %j_next, %end
+  %no_panel = icmp eq i64 %j_next, %panel_end
   br i1 %no_panel, label %next_chunk, label %panel
 
 next_chunk:
-  %at_next = add i64 %at, %chunk_rows
-  %no_chunk = icmp sge i64 %at_next, %rows
+  %turn_next = add i64 %turn, 1
+  %no_chunk = icmp sgt i64 %turn_next, %chunk_last
   br i1 %no_chunk, label %leave, label %chunk
 
 leave:

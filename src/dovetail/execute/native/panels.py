@@ -22,7 +22,7 @@ from dovetail.ops.panels import PanelLinear, check_panels
 from dovetail.torch_compat.fakes import is_fake
 from dovetail.torch_compat.native_symbols import no_mode_watches
 
-WORK = 64  # multiplications that count as one item of a row of the driver's table
+WORK = 16  # multiplications that count as one item of a row of the driver's table
 CLAMPS = {"none": (-math.inf, math.inf), "relu": (0.0, math.inf), "relu6": (0.0, 6.0)}
 
 PRODUCT, PRODUCT_SLOTS = struct.Struct("13q2fq"), 12

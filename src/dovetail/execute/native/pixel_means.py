@@ -3,20 +3,24 @@
     slots: items, pointers (result, x), images, rows, columns, channels, the number of pixels (`float`)
 
 Items are shares of the work: vectors of channels of all images are divided in proportion. Pixels of a row are added
-first, and then rows, so that rounding grows with the sum of both.
+first, and then rows, so that rounding grows with the sum of both. Where there are few vectors and many pixels, rows are
+added up by a row of their own, whose items are vectors of all rows, for threads to share: the same sums.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
 
+from dovetail.execute.native.call_memory import around
 from dovetail.execute.native.channel_vectors import ChannelVectors, row_function, share
 from dovetail.execute.native.claim_base import ImageClaim
 from dovetail.execute.native.convolution_rows import is_image
 from dovetail.execute.native.llvm_function import Function
 from dovetail.execute.native.panel_rows import is_in_order, known_sizes
-from dovetail.execute.native.panels import multiplies_panels
+from dovetail.execute.native.panels import multiplies_panels, usual_tile
 from dovetail.execute.native.rows import Address, Addresses, ReadyRow, Storages
 from dovetail.execute.native.tile_text import ATTRIBUTES
 from dovetail.ir.program import Node, Value
@@ -24,12 +28,30 @@ from dovetail.ops.panel_convolutions import PIXEL_MEAN
 
 _NAME = "pixel_mean"
 _VECTORS = 4  # whose sums are in registers
+_FEW, _MANY, _ITEMSIZE = (
+    8,
+    1 << 16,
+    4,
+)  # jobs that threads cannot share well; elements that pay for it; bytes of a `float`
 
 
 class PixelMeanClaim(ImageClaim):
     """See `rows.RowClaim`. sizes: images, rows, columns, channels."""
 
     __slots__ = ()
+
+    @property
+    def has_two_rows(self) -> bool:
+        """Whether the pixels of rows are added up by a row of their own."""
+        images, rows, _, channels = self.sizes
+        vectors = images * -(-channels // (_VECTORS * usual_tile().lanes))
+        return rows > 1 and vectors < _FEW and prod(self.sizes) >= _MANY
+
+    @property
+    def own_bytes(self) -> int:
+        """What the sums of rows take."""
+        images, rows, _, channels = self.sizes
+        return images * rows * channels * _ITEMSIZE if self.has_two_rows else 0
 
 
 def pixel_mean_claim(node: Node) -> PixelMeanClaim | None:
@@ -52,14 +74,19 @@ def pixel_mean_row(claims: Sequence[PixelMeanClaim], _: Storages, addresses: Add
     (claim,) = claims
     images, rows, columns, channels = claim.sizes
     values = (claim.result, *(value for value in claim.operands if isinstance(value, Value)))
-    pointers = tuple(addresses.get(value, Address(value)) for value in values)
-    more = struct.pack("4qf4x", images, rows, columns, channels, float(rows * columns))
-    return ReadyRow(
-        row_function(_NAME, pixel_mean_text),
-        images * rows * columns * channels,
-        pointers,
-        more=more,
-    )
+    made, x = (addresses.get(value, Address(value)) for value in values)
+    if not claim.has_two_rows:
+        return _row(made, x, claim.sizes, rows * columns)
+    value, take, let_go = around(f"{claim.result.name}_rows", claim.own_bytes)
+    first = _row(Address(value), x, (images * rows, 1, columns, channels), 1)
+    last = _row(made, Address(value), (images, rows, 1, channels), rows * columns)
+    return replace(last, before=(take, first), after=(let_go,))
+
+
+def _row(made: Address, x: Address, sizes: Sequence[int], pixels: int) -> ReadyRow:
+    """A row: sums over rows and columns of some images, divided by a number of pixels."""
+    more = struct.pack("4qf4x", *sizes, float(pixels))
+    return ReadyRow(row_function(_NAME, pixel_mean_text), prod(sizes), (made, x), more=more)
 
 
 def pixel_mean_text(lanes: int) -> str:

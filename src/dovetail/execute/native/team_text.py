@@ -1,8 +1,12 @@
 """LLVM's text of what threads share that do a table's rows together, and of threads of dovetail's own.
 
-A team is words of memory. What threads take parts of a row from is one of them, `TICKET`: the number of the row among
-those that were shared, how many parts it has, and how many of them are taken. It changes with each part, so that a
-thread which has read of a row that is done by now cannot take anything. -1 ends a region of OpenMP's.
+A team is words of memory. What threads take parts of a row from are some of them, tickets: the number of the row among
+those that were shared, how many of its parts belong to the ticket, and how many of these are taken. It changes with
+each part, so that a thread which has read of a row that is done by now cannot take anything. -1 ends a region of
+OpenMP's.
+
+Each thread has a ticket from which it takes first, and then from those of others. Parts lie in order: so a thread finds
+in its own cache what it wrote in the rows before, where rows go through their operands in the same order.
 
 There are two kinds of threads: those of a region of OpenMP's, which go back to their pool when it ends, and threads of
 dovetail's own, which stay with one team of the process, `@pool`. Nobody waits for one of these but for the part that it
@@ -18,7 +22,10 @@ import signal
 
 from dovetail.execute.native.llvm_function import Function
 
-WORDS = 48
+TICKETS = 8
+"""Of a team; more threads share them."""
+
+WORDS = 48 + 8 * TICKETS
 """Of a team, which begins at a line of the cache. Lines that several threads write are apart from others."""
 
 PLACE, AT, END, EARLY, ANSWER, THREADS, LAST = range(7)
@@ -26,8 +33,10 @@ PLACE, AT, END, EARLY, ANSWER, THREADS, LAST = range(7)
 do a row; the last row that is shared.
 """
 
-TICKET, DONE, FUNCTION, SLOTS, ITEMS, SHARE = 8, 16, 24, 25, 26, 27
-"""See above; how many parts of the row are done; the row, and how many items a part has."""
+DONE, FUNCTION, SLOTS, ITEMS, SHARE, _PARTS, _USED = 16, 24, 25, 26, 27, 28, 29
+"""How many parts of the row are done; the row, how many items a part has, how many parts there are, and how many
+tickets they belong to.
+"""
 
 _BELL, SLEEPERS, _BUSY, _WORKERS = 32, 33, 40, 41
 
@@ -81,10 +90,26 @@ class Team:
         """Add to a word that other threads write."""
         self._out.set(f"atomicrmw add ptr {self.place(word)}, {kind} {value} {order}, align 8")
 
+    def show_tickets(self, value: str, order: str) -> None:
+        """Write all tickets, of which a row has not said yet how many it uses."""
+        self.show(_USED, str(TICKETS), "monotonic")
+        for at in range(TICKETS):
+            self.show(_ticket(at), value, order)
+
     def exchange(self, word: int, before: str, after: str, order: str) -> str:
         """Write a word if it is what one thinks: whether it was."""
         pair = self._out.set(f"cmpxchg ptr {self.place(word)}, i64 {before}, i64 {after} {order} monotonic, align 8")
         return self._out.set(f"extractvalue {{ i64, i1 }} {pair}, 1")
+
+
+def _ticket(at: int) -> int:
+    """The word of a ticket; each has a line of the cache."""
+    return 48 + 8 * at
+
+
+def _edge(out: Function, ticket: str, parts: str, tickets: str) -> str:
+    """The first part of a ticket."""
+    return out.set(f"sdiv i64 {out.mul(ticket, parts)}, {tickets}")
 
 
 def team_text(has_own: bool) -> str:
@@ -99,23 +124,38 @@ def _parts_of(out: Function, ticket: str) -> tuple[str, str]:
 
 
 def _take_text() -> str:
-    """`@take`: take a part and do it. -1: the region ends; 0: there was no part to take; 1: there may be more."""
-    out = Function("define internal i64 @take(ptr %team)")
+    """`@take`: take a part and do it. number: of the thread. -1: the region ends; 0: there was no part to take; 1:
+    there may be more.
+    """
+    out = Function("define internal i64 @take(ptr %team, i64 %number)")
     team = Team(out)
-    ticket = team.see(TICKET, "acquire")
-    out.leave(out.set(f"icmp eq i64 {ticket}, -1"), "i64 -1")
-    which, parts = _parts_of(out, ticket)
-    out.leave(out.set(f"icmp uge i64 {which}, {parts}"), "i64 0")
-    function, slots = (team.see(word, "monotonic", "ptr") for word in (FUNCTION, SLOTS))
-    items, share = (team.see(word, "monotonic") for word in (ITEMS, SHARE))
-    is_mine = team.exchange(TICKET, ticket, out.add(ticket, "1"), "acq_rel")
-    out.leave(out.set(f"xor i1 {is_mine}, true"), "i64 1")
-    start = out.mul(which, share)
-    end = out.set(f"call i64 @llvm.smin.i64(i64 {out.add(start, share)}, i64 {items})")
-    with out.when(out.set(f"icmp slt i64 {start}, {end}")):
-        out.line(f"call void {function}(ptr {slots}, i64 {start}, i64 {end})")
-    team.add(DONE, "1", "release")
-    return out.finished("i64 1")
+    looked_at = team.see(_USED, "monotonic")  # of this row, or of another one
+    looked_at = out.set(f"call i64 @llvm.smax.i64(i64 {looked_at}, i64 1)")
+    row = out.variable("i64", "-1")  # the number of the row that its own ticket is of
+    with out.loop("0", looked_at) as turn:
+        at = out.set(f"srem i64 {out.add('%number', turn)}, {looked_at}")
+        place = out.element("i64", "%team", out.add(out.mul(at, str(_ticket(1) - _ticket(0))), str(_ticket(0))))
+        ticket = out.set(f"load atomic i64, ptr {place} acquire, align 8")
+        out.leave(out.set(f"icmp eq i64 {ticket}, -1"), "i64 -1")
+        which, own = _parts_of(out, ticket)
+        number = out.set(f"lshr i64 {ticket}, 32")
+        with out.when(out.set(f"icmp eq i64 {turn}, 0")):
+            out.line(f"store i64 {number}, ptr {row}, align 8")
+        is_same = out.set(f"icmp eq i64 {number}, {out.load('i64', row, 8)}")  # or the own one is about to come
+        with out.when(out.set(f"and i1 {out.set(f'icmp ult i64 {which}, {own}')}, {is_same}")):
+            function, slots = (team.see(word, "monotonic", "ptr") for word in (FUNCTION, SLOTS))
+            items, share, parts, tickets = (team.see(word, "monotonic") for word in (ITEMS, SHARE, _PARTS, _USED))
+            part = out.add(_edge(out, at, parts, tickets), which)
+            pair = f"cmpxchg ptr {place}, i64 {ticket}, i64 {out.add(ticket, '1')} acq_rel monotonic, align 8"
+            is_mine = out.set(f"extractvalue {{ i64, i1 }} {out.set(pair)}, 1")
+            out.leave(out.set(f"xor i1 {is_mine}, true"), "i64 1")
+            start = out.mul(part, share)
+            end = out.set(f"call i64 @llvm.smin.i64(i64 {out.add(start, share)}, i64 {items})")
+            with out.when(out.set(f"icmp slt i64 {start}, {end}")):
+                out.line(f"call void {function}(ptr {slots}, i64 {start}, i64 {end})")
+            team.add(DONE, "1", "release")
+            out.leave("true", "i64 1")
+    return out.finished("i64 0")
 
 
 def _rest_text() -> str:
@@ -138,16 +178,24 @@ def _share_text(has_own: bool) -> str:
     team.show(SLOTS, "%slots", "monotonic", "ptr")
     team.show(ITEMS, "%items", "monotonic")
     team.show(SHARE, out.parts("%items", "%parts"), "monotonic")
+    team.show(_PARTS, "%parts", "monotonic")
     team.show(DONE, "0", "monotonic")
-    number = out.set(f"lshr i64 {team.see(TICKET, 'monotonic')}, 32")
+    number = out.set(f"lshr i64 {team.see(_ticket(0), 'monotonic')}, 32")
     number = out.set(f"and i64 {out.add(number, '1')}, {0x7FFF_FFFF}")
-    ticket = out.set(f"or i64 {out.set(f'shl i64 {number}, 32')}, {out.set('shl i64 %parts, 16')}")
-    team.show(TICKET, ticket, "seq_cst")  # before sleepers are looked for, who look for parts before they sleep
+    number = out.set(f"shl i64 {number}, 32")
+    tickets = out.set(f"call i64 @llvm.smin.i64(i64 {team.get(THREADS)}, i64 {TICKETS})")
+    team.show(_USED, tickets, "monotonic")
+    with out.loop("0", tickets) as at:
+        first, end = (_edge(out, each, "%parts", tickets) for each in (at, out.add(at, "1")))
+        own = out.set(f"shl i64 {out.set(f'sub i64 {end}, {first}')}, 16")
+        place = out.element("i64", "%team", out.add(out.mul(at, str(_ticket(1) - _ticket(0))), str(_ticket(0))))
+        # before sleepers are looked for, who look for parts before they sleep
+        out.line(f"store atomic i64 {out.set(f'or i64 {number}, {own}')}, ptr {place} seq_cst, align 8")
     if has_own:
         with out.when(out.set(f"icmp sgt i64 {team.see(SLEEPERS, 'seq_cst')}, 0")):
             out.line("call void @wake(i64 %parts)")
     with out.until() as stop:
-        stop(out.set(f"icmp eq i64 {out.set('call i64 @take(ptr %team)')}, 0"))
+        stop(out.set(f"icmp eq i64 {out.set('call i64 @take(ptr %team, i64 0)')}, 0"))
     looks = out.variable("i64", "0")
     with out.until() as stop:
         stop(out.set(f"icmp eq i64 {team.see(DONE, 'acquire')}, %parts"))
@@ -176,8 +224,11 @@ def _sleep_text() -> str:
     team = Team(out, "@pool")
     rung = team.see(_BELL, "seq_cst", "i32")
     team.add(SLEEPERS, "1", "seq_cst")
-    which, parts = _parts_of(out, team.see(TICKET, "seq_cst"))
-    with out.when(out.set(f"icmp uge i64 {which}, {parts}")):
+    is_idle = "true"
+    for at in range(TICKETS):
+        which, parts = _parts_of(out, team.see(_ticket(at), "seq_cst"))
+        is_idle = out.set(f"and i1 {is_idle}, {out.set(f'icmp uge i64 {which}, {parts}')}")
+    with out.when(is_idle):
         bell = team.place(_BELL)
         out.set(f"call i64 (i64, ...) @syscall(i64 {_FUTEX}, ptr {bell}, i32 {_WAIT}, i32 {rung}, ptr null)")
     team.add(SLEEPERS, "-1", "seq_cst")
@@ -202,7 +253,7 @@ def _worker_text() -> str:
         stop("false")
         found = out.variable("i64", "0")
         with out.when(out.set(f"icmp slt i64 {number}, {team.see(THREADS, 'monotonic')}")):
-            out.line(f"store i64 {out.set('call i64 @take(ptr @pool)')}, ptr {found}, align 8")
+            out.line(f"store i64 {out.set(f'call i64 @take(ptr @pool, i64 {number})')}, ptr {found}, align 8")
         is_idle = out.set(f"icmp eq i64 {out.load('i64', found, 8)}, 0")
         with out.when(is_idle):
             out.line(f"call void @rest(ptr {looks})")
@@ -240,6 +291,7 @@ def _acquire_text() -> str:
     release = out.finished()
     out = Function("define internal void @forget()")
     team = Team(out, "@pool")
-    for word in (TICKET, SLEEPERS, _WORKERS, _BUSY):
+    for word in (SLEEPERS, _WORKERS, _BUSY):
         team.put(word, "0")
+    team.show_tickets("0", "monotonic")
     return acquire + release + out.finished()

@@ -14,7 +14,7 @@ transformed where it is used, into the room.
 Transforms add and subtract, and an infinity among the terms would become NaN: pixels of which a result is not finite
 are computed again, product by product.
 
-Items are shares of the work: pairs of a chunk and a panel are divided in proportion.
+Items are shares of the work: chunks, or pairs of a chunk and a panel where there are few, are divided in proportion.
 
 Source: Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2016), F(2x2, 3x3).
 """
@@ -36,6 +36,7 @@ from dovetail.ops.panels import WIDTH
 
 _READ = STEP + KERNEL - 1  # pixels of the image on a side of what a tile reads
 _PRODUCTS = _READ * _READ
+_MANY_CHUNKS = 16  # from which on threads share whole ones, of which each is transformed once then
 _APART = 16  # elements more between transformed pixels, or weights, of two products: or they share lines of the cache
 _MADE = _PRODUCTS * WIDTH  # elements from the products of a tile to those of the next one
 
@@ -334,8 +335,11 @@ def _function(tile: Tile) -> str:
     at = Slots(out)
     down, across = (out.parts(at[each], str(STEP)) for each in ("rows", "columns"))
     tiles = out.mul(out.mul(at["images"], down), across)
-    jobs = out.mul(out.parts(tiles, at["chunk"]), at["panels_count"])
-    first, end = (out.parts(out.mul(bound, jobs), at["items"]) for bound in ("%from", "%to"))
+    chunks = out.parts(tiles, at["chunk"])
+    are_many = out.set(f"icmp sge i64 {chunks}, {_MANY_CHUNKS}")
+    several = out.set(f"select i1 {are_many}, i64 {at['panels_count']}, i64 1")  # jobs that stay together
+    jobs = out.set(f"select i1 {are_many}, i64 {chunks}, i64 {out.mul(chunks, at['panels_count'])}")
+    first, end = (out.mul(out.parts(out.mul(bound, jobs), at["items"]), several) for bound in ("%from", "%to"))
     taken = f"ptr {at.address('taken')}"
     number = out.set(f"call i64 @NAME_take({taken}, i64 {at['rooms']})")
     chunk = _Chunk(out, tile, at, (down, across), number)
