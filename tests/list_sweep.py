@@ -42,6 +42,7 @@ LISTS = (
     "tests/distributed/test_random_programs.py",
     "tests/distributed/test_ranks_sweep.py",
     "tests/examples/test_demo.py",
+    "tests/execute/native/test_large_copies.py",
     "tests/execute/native/test_blocked_products.py",
     "tests/execute/native/test_attention_rows.py",
     "tests/execute/native/test_call_memory.py",

@@ -35,7 +35,9 @@ from dovetail.passes.layer_rewrites import grows, shown_through, unflattened
 
 aten = torch.ops.aten
 
-_LARGE_WEIGHT = 1 << 16  # elements; a product by a smaller one costs its call (measured on one thread, AVX-512)
+# Elements. A product by a smaller weight costs its call, where that is not part of a larger one, as it is of known
+# sizes (measured on one thread, AVX-512).
+_LARGE_WEIGHT = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,10 @@ def panels(program: Program, constants: Collection[str], infer: MetaInference) -
 def _left_alone(call: LinearCall) -> str | None:
     inner, outer = call.matrix.tensor.shape
     assert isinstance(inner, int) and isinstance(outer, int), "constants have known sizes"
-    return None if inner * outer >= _LARGE_WEIGHT else f"SMALL: a product by [{inner}, {outer}] costs its call"
+    is_known = all(isinstance(size, int) for size in call.x.tensor.shape)
+    return (
+        None if is_known or inner * outer >= _LARGE_WEIGHT else f"SMALL: a product by [{inner}, {outer}] costs its call"
+    )
 
 
 class _Layer:

@@ -156,7 +156,7 @@ def bits(tensor: Tensor) -> Tensor:
     """The bits of a tensor's elements, with one pattern for all that are not numbers."""
     if tensor.dtype is torch.bool:
         return tensor
-    whole = {4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
     found = tensor.contiguous().view(whole).clone()
     found[tensor.isnan()] = -1
     return found

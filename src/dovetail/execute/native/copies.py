@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 import torch
 
 from dovetail.execute.native.claim_base import PlacedBase
-from dovetail.execute.native.copy_text import copy_function
-from dovetail.execute.native.driver import THREADED
+from dovetail.execute.native.copy_text import copy_function, shared_copy_function
+from dovetail.execute.native.driver import LOOSE, THREADED
 from dovetail.execute.native.rows import Address, Addresses, ReadyRow, Storages
 from dovetail.ir.program import Node, Operand, Value
 from dovetail.ops.arguments import arguments_of
@@ -24,6 +24,9 @@ from dovetail.torch_compat.dispatch import Overload, has_own_kernels
 _aten: Any = torch.ops.aten
 
 Shape = tuple[int, ...]
+
+_PIECE = 1024  # elements, at least, that a thread copies at once
+_LONG = 64  # bytes of a row; torch's kernels copy shorter ones in another way
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,13 @@ class CopyClaim(PlacedBase):
     element: str = "i8"
 
     @property
+    def is_shared(self) -> bool:
+        """Whether each part has a row of its own, which threads share: of many elements, in long rows."""
+        size = self.written.tensor.dtype.itemsize
+        is_long = all(part.width * size >= _LONG for part in self.parts)
+        return self.count >= THREADED and is_long and not self.is_among_zeros
+
+    @property
     def operands(self) -> tuple[Operand, ...]:  # type: ignore[override]
         """What it reads."""
         return tuple(part.source for part in self.parts)
@@ -65,9 +75,9 @@ class CopyClaim(PlacedBase):
 
 
 def copy_claim(node: Node) -> CopyClaim | None:
-    """The claim on a node of few elements, as far as descriptions say."""
+    """The claim on a node, as far as descriptions say: of few elements, or of rows that threads can share."""
     found = copy_parts(node)
-    return found if found is not None and found.count < THREADED else None
+    return found if found is not None and (found.count < THREADED or found.is_shared) else None
 
 
 def copy_parts(node: Node) -> CopyClaim | None:
@@ -104,10 +114,33 @@ def copy_row(claims: Sequence[CopyClaim], _: Storages, addresses: Addresses) -> 
         return None
     values = [claim.written, *(part.source for part in claim.parts)]
     pointers = tuple(addresses.get(value, Address(value)) for value in values)
+    if claim.is_shared:
+        return _shared_row(claim.parts, pointers, size)
     slots = [size * claim.count if claim.is_among_zeros else 0]
     for part in claim.parts:
         slots += [part.rows, *(size * each for each in (part.width, part.place, part.pitch, part.source_pitch))]
     return ReadyRow(function, len(claim.parts), pointers, more=struct.pack(f"{len(slots)}q", *slots))
+
+
+def _shared_row(parts: Sequence[Part], pointers: Sequence[Address], size: int) -> ReadyRow | None:
+    """The row of the last part, with those of others before it. size: bytes of an element."""
+    function, rows = shared_copy_function(), list[ReadyRow]()
+    if function is None:
+        return None
+    for part, source in zip(map(_in_pieces, parts), pointers[1:], strict=True):
+        sizes = (size * each for each in (part.width, part.place, part.pitch, part.source_pitch))
+        more = struct.pack("5q", part.rows, *sizes)
+        rows.append(ReadyRow(function, part.rows * part.width, (pointers[0], source), more=more, marks=LOOSE))
+    return replace(rows[-1], before=tuple(rows[:-1]))
+
+
+def _in_pieces(part: Part) -> Part:
+    """A part of one row, as rows of some thousand elements, where that can be."""
+    count = next((count for count in range(part.width // _PIECE, 0, -1) if part.width % count == 0), 1)
+    if part.rows > 1 or count == 1:
+        return part
+    width = part.width // count
+    return replace(part, rows=count, width=width, pitch=width, source_pitch=width)
 
 
 def _side_by_side(arguments: Mapping[str, Operand], shape: Shape) -> list[Part] | None:
