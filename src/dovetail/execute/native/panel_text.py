@@ -5,8 +5,9 @@
 
 Items are shares of the work: panels are divided in proportion, or pairs of a chunk of rows and a panel where there are
 few panels, so that threads share the pixels of an image, too. One row reads several panels at once, side by side. Sums
-are of blocks of 256 products (64 where there are few rows), added one after the other, so that rounding grows as in
-BLAS. NaN stays NaN where results are clamped. Chunks of rows are equal, so that no small one reads all panels again.
+are of equal blocks of up to 256 products (64 where there are few rows), added one after the other, so that rounding
+grows as in BLAS. NaN stays NaN where results are clamped. Chunks of rows are equal, so that no small one reads all
+panels again.
 
 Source: Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008); Van Zee and van de Geijn,
 "BLIS" (2015), for micro-panels.
@@ -150,7 +151,9 @@ entry:
   %some_rows = icmp sgt i64 %rows, 0
   %some = and i1 %some_panels, %some_rows
   %is_few = icmp sle i64 %rows, FEW
-  %most_sums = select i1 %is_few, i64 SHORT, i64 BLOCK
+  %blocks = call i64 @NAME_parts(i64 %inputs, i64 BLOCK)
+  %even = call i64 @NAME_parts(i64 %inputs, i64 %blocks)
+  %most_sums = select i1 %is_few, i64 SHORT, i64 %even
   %end_less = sub i64 %end, 1
   %pair_chunk = sdiv i64 %first, %count
   %pair_last = sdiv i64 %end_less, %count

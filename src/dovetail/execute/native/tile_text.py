@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from string import Template
 
-from dovetail.execute.native.vector_activations import CODES, activation_text
+from dovetail.execute.native.vector_activations import CODES, DECLARED, SCALED, activation_text
 from dovetail.ops.panels import WIDTH
 
 HALF = 100
@@ -95,7 +95,8 @@ def activations_text(tile: Tile, name: str) -> str:
 
 def declarations(tile: Tile) -> str:
     """What these functions call."""
-    return _DECLARED.format(v=_vector(tile), m=f"<{tile.lanes} x i1>", n=tile.lanes)
+    scaled = DECLARED if tile.lanes == SCALED else ""
+    return _DECLARED.format(v=_vector(tile), m=f"<{tile.lanes} x i1>", n=tile.lanes) + scaled
 
 
 ATTRIBUTES = '"prefer-vector-width"="512" "min-legal-vector-width"="512"'  # or LLVM halves vectors on some processors

@@ -32,6 +32,12 @@ TANH_BELOW = (1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 
 TANH_END = 7.90531110763549805  # it is nearer to 1 than to any other number from here on
 EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
 _EXP_RANGE = (-87.3, 89.0)  # to the least normal number, and to infinity
+SCALED = 16
+"""Lanes of vectors that one instruction multiplies by powers of two."""
+_SCALE = "@llvm.x86.avx512.mask.scalef.ps.512"
+_VECTOR = f"<{SCALED} x float>"
+DECLARED = f"declare {_VECTOR} {_SCALE}({_VECTOR}, {_VECTOR}, {_VECTOR}, i16, i32)\n"
+"""What `VectorLines.exp` calls over such vectors, besides fma and rounding."""
 LN2, LN2_REST = 0.693359375, -2.12194440e-4
 LOG2_E, _SQRT_HALF, _TANH_FACTOR, _TANH_CUBE = 1.44269504088896341, 0.70710678118654752, 1.5957691216057308, 0.044715
 
@@ -77,13 +83,15 @@ class VectorLines:
         v, whole = self.vector, f"<{self.lanes} x i32>"
         scaled = self.two("fmul", x, self.number(LOG2_E))
         n = self.set(f"call {v} @llvm.roundeven.v{self.lanes}f32({v} {scaled})")
-        is_number = self.set(f"fcmp ord {v} {n}, {n}")
-        known = self.set(f"select <{self.lanes} x i1> {is_number}, {v} {n}, {v} zeroinitializer")
         rest = self.fma(n, self.number(-LN2), x)
         rest = self.fma(n, self.number(-LN2_REST), rest)
         square = self.two("fmul", rest, rest)
         grown = self.fma(self.polynomial(EXP, rest), square, rest)
         mantissa = self.two("fadd", grown, self.number(1.0))
+        if self.lanes == SCALED:  # AVX-512 has an instruction for it
+            return self.set(f"call {v} {_SCALE}({v} {mantissa}, {v} {n}, {v} zeroinitializer, i16 -1, i32 4)")
+        is_number = self.set(f"fcmp ord {v} {n}, {n}")
+        known = self.set(f"select <{self.lanes} x i1> {is_number}, {v} {n}, {v} zeroinitializer")
         exponent = self.set(f"fptosi {v} {known} to {whole}")
         biased = self.set(f"add {whole} {exponent}, splat (i32 127)")
         shifted = self.set(f"shl {whole} {biased}, splat (i32 23)")
@@ -139,12 +147,44 @@ def _applied(out: VectorLines, activation: str, x: str) -> str:
 def activation_text(name: str, activation: str, lanes: int, attributes: str) -> str:
     """A function `name(out, rows, down, columns)`, for rows of `columns` elements at a distance of `down`.
 
-    The module declares masked loads and stores, and fma, of such vectors.
+    The module declares masked loads and stores, and what `exp` calls (`DECLARED`), of such vectors.
     """
+    chosen = f"""
+define internal void @{name}(ptr %out, i64 %rows, i64 %down, i64 %columns) {attributes} {{
+  %rest = and i64 %columns, {lanes - 1}
+  %is_whole = icmp eq i64 %rest, 0
+  br i1 %is_whole, label %whole, label %some
+whole:
+  call void @{name}_whole(ptr %out, i64 %rows, i64 %down, i64 %columns)
+  ret void
+some:
+  call void @{name}_some(ptr %out, i64 %rows, i64 %down, i64 %columns)
+  ret void
+}}
+"""
+    both = (
+        _loop_text(f"{name}_{form}", activation, lanes, attributes, is_masked=form == "some")
+        for form in ("whole", "some")
+    )
+    return "".join([*both, chosen])
+
+
+def _loop_text(name: str, activation: str, lanes: int, attributes: str, *, is_masked: bool) -> str:
+    """The function for columns that fill vectors, or for any."""
     lines = VectorLines(lanes)
     result = _applied(lines, activation, "%x")
     numbers = ", ".join(f"i32 {n}" for n in range(lanes))
     v, mask = lines.vector, f"<{lanes} x i1>"
+    load, store = f"%x = load {v}, ptr %place, align 4", f"store {v} {result}, ptr %place, align 4"
+    if is_masked:
+        load = f"""%left64 = sub i64 %columns, %j
+  %left = trunc i64 %left64 to i32
+  %left_one = insertelement <{lanes} x i32> poison, i32 %left, i64 0
+  %lefts = shufflevector <{lanes} x i32> %left_one, <{lanes} x i32> poison, <{lanes} x i32> zeroinitializer
+  %mask = icmp slt <{lanes} x i32> <{numbers}>, %lefts
+  %x = call {v} @llvm.masked.load.v{lanes}f32.p0(ptr %place, i32 4, {mask} %mask, {v} zeroinitializer)"""
+        arguments = f"{v} {result}, ptr %place, i32 4, {mask} %mask"
+        store = f"call void @llvm.masked.store.v{lanes}f32.p0({arguments})"
     return f"""
 define internal void @{name}(ptr %out, i64 %rows, i64 %down, i64 %columns) noinline {attributes} {{
 entry:
@@ -156,15 +196,10 @@ row:
   br label %part
 part:
   %j = phi i64 [0, %row], [%j_next, %part]
-  %left64 = sub i64 %columns, %j
-  %left = trunc i64 %left64 to i32
-  %left_one = insertelement <{lanes} x i32> poison, i32 %left, i64 0
-  %lefts = shufflevector <{lanes} x i32> %left_one, <{lanes} x i32> poison, <{lanes} x i32> zeroinitializer
-  %mask = icmp slt <{lanes} x i32> <{numbers}>, %lefts
   %place = getelementptr float, ptr %start, i64 %j
-  %x = call {v} @llvm.masked.load.v{lanes}f32.p0(ptr %place, i32 4, {mask} %mask, {v} zeroinitializer)
+  {load}
 {chr(10).join(lines.lines)}
-  call void @llvm.masked.store.v{lanes}f32.p0({v} {result}, ptr %place, i32 4, {mask} %mask)
+  {store}
   %j_next = add i64 %j, {lanes}
   %more = icmp slt i64 %j_next, %columns
   br i1 %more, label %part, label %next
