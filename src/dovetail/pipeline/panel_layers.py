@@ -20,6 +20,7 @@ from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Program, Value, values_in
 from dovetail.ops.attention import ATTENTION, short_attention_of
 from dovetail.ops.channel_parts import CAT_CHANNELS, channel_parts_of
+from dovetail.ops.group_norms import GROUP_NORM, group_norm_of
 from dovetail.ops.max_pools import MAX_POOL, max_pool_of
 from dovetail.ops.packed import PACK_CONV, PACK_LINEAR, PackedConv, packed_linear
 from dovetail.ops.packing import runs_steps
@@ -89,6 +90,17 @@ def over_panels(program: Program) -> Program:
             node.results()[1]
         ):
             node = replace(node, target=ATTENTION, args=heads, kwargs=(), outputs=node.outputs[:1], unpack=False)
+        draft.take(node)
+    return draft.finish()
+
+
+def exact_norms(program: Program) -> Program:
+    """The program in which groups of channels of images with channels last are normalised as exactly as of planes."""
+    readers, draft = readers_of(program), Draft(program)
+    for node in program.nodes:
+        arguments = group_norm_of(node)
+        if arguments is not None and not any(readers.get(value) for value in node.results()[1:]):
+            node = replace(node, target=GROUP_NORM, args=arguments, kwargs=(), outputs=node.outputs[:1], unpack=False)
         draft.take(node)
     return draft.finish()
 

@@ -14,6 +14,7 @@ from dovetail.execute.native.claims import Claim, claim_of
 from dovetail.execute.native.column_sums import ColumnSumClaim, column_sum_claim, column_sum_row
 from dovetail.execute.native.convolution_rows import ConvolutionClaim, convolution_claim, convolution_row
 from dovetail.execute.native.copies import CopyClaim, copy_claim, copy_row
+from dovetail.execute.native.group_norms import GroupNormClaim, group_norm_claim, group_norm_row
 from dovetail.execute.native.index_copies import IndexCopyClaim, index_copy_claim, index_copy_row
 from dovetail.execute.native.int8_rows import Int8Claim, int8_claim, int8_row
 from dovetail.execute.native.kernels import KernelClaim, kernel_claim, kernel_row
@@ -69,6 +70,7 @@ KINDS: dict[type, RowKind] = {
     AttentionClaim: RowKind(attention_claim, attention_row, alone=12.0),
     ChannelPartsClaim: RowKind(channel_parts_claim, channel_parts_row, alone=30.0),
     MaxPoolClaim: RowKind(max_pool_claim, max_pool_row, alone=30.0),
+    GroupNormClaim: RowKind(group_norm_claim, group_norm_row, alone=6.0),
     PlaneClaim: RowKind(plane_claim, plane_row, alone=60.0, rounds=True),
 }
 """By the type of their claims."""

@@ -60,6 +60,9 @@ class Running:
         self._packs = packs
         self._finish = tuple(finish)
         self._folded = [one.folded for method in methods.values() for one in method.programs]
+        if not passed.isdisjoint(_FOR_SPEED):
+            exact = panel_layers.exact_norms
+            self._folded = [replace(one, program=exact(one.program)) for one in self._folded]
         wished = [_over_panels(folded.program) for folded in self._folded]
         if any(reads_panels(node.target) for program in wished for node in program.nodes):  # or LLVM is not looked for
             has_kernels = packs and executors.multiplies_panels()
