@@ -21,12 +21,15 @@ from dovetail.frontends.freezing.module import FreezesTo, FrozenModule
 from dovetail.frontends.freezing.originals import Originals
 from dovetail.frontends.freezing.pool import Pool, copy_of
 from dovetail.frontends.freezing.record import MethodRecorder, Recorded
-from dovetail.frontends.freezing.running import Running
+from dovetail.frontends.freezing.running import FOR_SPEED, Running
 from dovetail.frontends.freezing.timing import time_methods
 from dovetail.frontends.freezing.tombstones import Discarded, discard
 from dovetail.frontends.freezing.variant import FrozenProgram
 from dovetail.frontends.freezing.weights import FILE, MEMORY, Sources
+from dovetail.frontends.size_guard import SizeGuard
 from dovetail.frontends.targets import as_callable
+from dovetail.ir.fixed_sizes import described_with_sizes, with_sizes
+from dovetail.ir.program import Program, meta_symbols
 from dovetail.ir.signature import Signature
 from dovetail.passes.inplace import PlanMemory
 from dovetail.pipeline.arena import code_of
@@ -200,6 +203,8 @@ class _Freezing:
         lasting = self._pool.sharing(name for one in everything for name in one.lasting)
         lowerings = [self._lower(one, lasting) for one in everything]
         refuse_unchanged(self._wish, [report for lowering in lowerings for report in lowering.reports])
+        ways = self._ways(found, lowerings, examples)
+        lowerings = [lowering for several in ways.values() for lowering in several]
         persistent = frozenset(self._model.state_dict(keep_vars=True))
         originals = self._settle(lasting)
         sources = self._kept = self._sources(persistent)
@@ -210,8 +215,8 @@ class _Freezing:
         programs = iter([self._frozen(lowering, one, record, context) for lowering, one, context in pairs])
         ran = tuple([name for name in self._passes if name not in self._options.skip])
         methods = {
-            method: FrozenMethod(examples[method].form, tuple(next(programs) for _ in recorded), notes, ran)
-            for method, (recorded, notes) in found.items()
+            method: FrozenMethod(examples[method].form, tuple(next(programs) for _ in ways[method]), notes, ran)
+            for method, (_, notes) in found.items()
         }
         finishers = [partial(_finish, context, one.dump) for one, context in zip(lowerings, contexts, strict=True)]
         running = Running(methods, make_executors(self._options), finishers)
@@ -232,6 +237,40 @@ class _Freezing:
         if self._settings.measure:
             frozen.timings = time_methods(self._model, frozen, running.methods, examples)
         return frozen
+
+    def _ways(
+        self,
+        found: Mapping[str, tuple[Sequence[Recorded], object]],
+        lowerings: Sequence[_Lowering],
+        examples: Mapping[str, Example],
+    ) -> dict[str, list[_Lowering]]:
+        """The programs of each method: where passes for this machine ask for sizes, one for those of the example before
+        one for any.
+        """
+        every, ways = iter(lowerings), dict[str, list[_Lowering]]()
+        for method, (recorded, _) in found.items():
+            ways[method] = []
+            for lowering in (next(every) for _ in recorded):
+                fixed = None if FOR_SPEED.isdisjoint(self._passes) else self._at_example(lowering, examples[method])
+                ways[method] += [lowering] if fixed is None else [fixed, lowering]
+        return ways
+
+    def _at_example(self, lowering: _Lowering, example: Example) -> _Lowering | None:
+        """The same program for the sizes of the example alone; None where it has no others."""
+        one, unfolded = lowering.recorded, lowering.unfolded
+        sizes = one.guard.sizes([example.leaves[leaf] for leaf in one.arguments])
+        if not sizes or not _symbols(one.program) | _symbols(unfolded.program) <= sizes.keys():
+            return None
+        program = replace(with_sizes(one.program, sizes), name=f"{one.program.name}_of_example")
+        unfolded = replace(
+            unfolded,
+            program=replace(with_sizes(unfolded.program, sizes), name=program.name),
+            plan=described_with_sizes(unfolded.plan, sizes),
+        )
+        guard = SizeGuard.of(program.inputs[: len(one.arguments)], ())
+        plan = described_with_sizes(one.plan, sizes)
+        dump = Dump(self._options.dump, program.name, {}, self._options.dump_calls, None, self._compile_trace)
+        return _Lowering(replace(one, program=program, plan=plan, guard=guard, hints={}), unfolded, dump, ())
 
     def _lower(self, one: Recorded, lasting: frozenset[str]) -> _Lowering:
         dump = Dump(
@@ -317,6 +356,10 @@ class _Freezing:
 
 def _given(unfolded: Unfolded) -> Unfolded:
     return unfolded
+
+
+def _symbols(program: Program) -> set[str]:
+    return {symbol for value in program.values() for symbol in meta_symbols(value.meta)}
 
 
 def _apart(tensors: Iterable[torch.Tensor]) -> Iterable[torch.Tensor]:

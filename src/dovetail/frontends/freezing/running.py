@@ -31,7 +31,8 @@ else:
 
 Finish = Callable[[Folded, ExecutorList], RunnableProgram]
 
-_FOR_SPEED = frozenset({"panels", "prepack"})  # passes for this machine, which somebody has asked for
+FOR_SPEED = frozenset({"panels", "prepack"})
+"""Passes for this machine, which somebody has asked for."""
 
 
 def _over_panels(program: Program) -> Program:
@@ -54,13 +55,13 @@ class Running:
         """finish: for each program of each method, in order, makes code of it. packs: weights are packed."""
         self.frozen = dict(methods)
         passed = {name for method in methods.values() for name in method.passes}
-        self.executors = executors if passed.isdisjoint(_FOR_SPEED) else executors.made_for_speed()
+        self.executors = executors if passed.isdisjoint(FOR_SPEED) else executors.made_for_speed()
         self.methods: dict[str, RunnableMethod] = {}
         self.tensors: dict[str, torch.Tensor] = {}
         self._packs = packs
         self._finish = tuple(finish)
         self._folded = [one.folded for method in methods.values() for one in method.programs]
-        if not passed.isdisjoint(_FOR_SPEED):
+        if not passed.isdisjoint(FOR_SPEED):
             exact = panel_layers.exact_norms
             self._folded = [replace(one, program=exact(one.program)) for one in self._folded]
         wished = [_over_panels(folded.program) for folded in self._folded]
