@@ -25,7 +25,7 @@ Layout = tuple[tuple[int, ...], tuple[int, ...]]
 @dataclass(frozen=True, slots=True)
 class Form:
     """name: of the function. operands: arguments that are tensors. seen: how the function sees tensors, where that is
-    not as they lie, by place. taken, numbers: what it takes. bounds: of an operand, checked before. is_apart: each
+    not as they lie, by place. taken, numbers: what it takes. bounds: of an operand, checked before. is_by_rows: each
     element of a result, or row of elements, is computed by itself, in as much time as it is large.
     """
 
@@ -35,7 +35,7 @@ class Form:
     numbers: bytes = b""
     seen: tuple[tuple[int, Layout], ...] = ()
     bounds: Bounds | None = None
-    is_apart: bool = False
+    is_by_rows: bool = False
 
 
 def _tensor(*places: int) -> tuple[Taken, ...]:
@@ -100,7 +100,7 @@ def _softmax(name: str) -> Callable[[Arguments, Sequence[Layout]], Form | None]:
         dim = arguments["dim"]
         if not isinstance(dim, int) or arguments["half_to_float"] is not False:
             return None
-        return Form(name, ("self",), (*_tensor(0, 1), _WHOLE, _FLAG), _whole(dim, 0), is_apart=True)
+        return Form(name, ("self",), (*_tensor(0, 1), _WHOLE, _FLAG), _whole(dim, 0), is_by_rows=True)
 
     return form
 
@@ -111,7 +111,7 @@ def _softmax_backward(name: str) -> Callable[[Arguments, Sequence[Layout]], Form
         if not isinstance(dim, int) or not isinstance(output, Value) or dtype is not output.tensor.dtype:
             return None
         taken = (*_tensor(0, 1, 2), _WHOLE, Taken("code", DTYPE_CODES[dtype]))
-        return Form(name, ("grad_output", "output"), taken, _whole(dim), is_apart=True)
+        return Form(name, ("grad_output", "output"), taken, _whole(dim), is_by_rows=True)
 
     return form
 
@@ -143,7 +143,7 @@ def _layer_norm(arguments: Arguments, results: Sequence[Layout]) -> Form | None:
         return None
     taken = (*_tensor(3, 4, 5), _WHOLE, _WHOLE, _REAL, *_tensor(0, 1, 2))
     numbers = struct.pack("2qd", rows, columns, eps)
-    form = Form("layer_norm", ("input", "weight", "bias"), taken, numbers, is_apart=True)
+    form = Form("layer_norm", ("input", "weight", "bias"), taken, numbers, is_by_rows=True)
     return form if _are_in_order(arguments, results) else None
 
 
@@ -249,7 +249,7 @@ def _embedding(arguments: Arguments, results: Sequence[Layout]) -> Form | None:
     seen = ((0, _in_order((*indices[0], weight[0][1]))), (2, indices))
     taken = (*_tensor(0, 1), _WHOLE, *_tensor(2))
     bounds = Bounds("indices", weight[0][0])
-    return Form("index_select", ("weight", "indices"), taken, _whole(0), seen, bounds, is_apart=True)
+    return Form("index_select", ("weight", "indices"), taken, _whole(0), seen, bounds, is_by_rows=True)
 
 
 def _embedding_backward(arguments: Arguments, results: Sequence[Layout]) -> Form | None:
@@ -273,7 +273,7 @@ def _gather(arguments: Arguments, results: Sequence[Layout]) -> Form | None:
         return None
     taken = (*_tensor(0, 1), _WHOLE, *_tensor(2), _FLAG)
     bounds = Bounds("index", shape[dim])
-    return Form("gather", ("self", "index"), taken, _whole(dim, 0), bounds=bounds, is_apart=True)
+    return Form("gather", ("self", "index"), taken, _whole(dim, 0), bounds=bounds, is_by_rows=True)
 
 
 def _index_select(arguments: Arguments, results: Sequence[Layout]) -> Form | None:
@@ -282,7 +282,7 @@ def _index_select(arguments: Arguments, results: Sequence[Layout]) -> Form | Non
         return None
     taken = (*_tensor(0, 1), _WHOLE, *_tensor(2))
     bounds = Bounds("index", shape[dim])
-    return Form("index_select", ("self", "index"), taken, _whole(dim), bounds=bounds, is_apart=True)
+    return Form("index_select", ("self", "index"), taken, _whole(dim), bounds=bounds, is_by_rows=True)
 
 
 def _scatter_add(arguments: Arguments, results: Sequence[Layout]) -> Form | None:

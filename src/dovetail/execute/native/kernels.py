@@ -77,7 +77,7 @@ class KernelQuestion:
     @property
     def is_small(self) -> bool:
         """Whether one thread is enough, and gives the same bits. Torch shares even a few rows of a layer norm."""
-        return self.form.is_apart and sum(prod(shape) for _, (shape, _) in self.results) < THREADED
+        return self.form.is_by_rows and sum(prod(shape) for _, (shape, _) in self.results) < THREADED
 
     def seen(self) -> list[tuple[torch.dtype, Layout]]:
         """Tensors as the function sees them."""
