@@ -22,6 +22,7 @@ from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Value
 from dovetail.ir.sizes import Size
 from dovetail.ops.arguments import arguments_of
+from dovetail.ops.few_products import Tiling, tiling_of
 from dovetail.ops.max_pools import is_known_image
 from dovetail.ops.packed import applied, checked_activation
 from dovetail.ops.panels import PACK_PANELS, WIDTH, plain_weight
@@ -61,31 +62,6 @@ def around(padding: Sequence[int]) -> tuple[int, int, int, int]:
     return above, before, below, behind
 
 
-STEP, KERNEL = 2, 3
-"""Of convolutions with few products: pixels of the result on a side of a tile, and of the weight."""
-MOST_INPUTS = 256
-"""Of these: a sum is of this many products at most, so that rounding grows as it does elsewhere."""
-_CHANNELS, _FEWEST_TILES = 16, 16  # inputs and outputs come in such vectors; of a convolution
-
-
-def has_few_products(size: Sequence[int], stride: Sequence[int], images: int, result: tuple[int, int]) -> bool:
-    """Whether a convolution of one group takes less time with fewer products and transforms, by tiles of 2x2 pixels.
-
-    size: of the weight. result: rows and columns. Source: Lavin and Gray, "Fast Algorithms for Convolutional Neural
-    Networks" (2016).
-    """
-    outputs, inputs, *kernel = size
-    is_small = (*kernel, *stride) == (KERNEL, KERNEL, 1, 1) and min(result) >= STEP
-    fills = outputs % _CHANNELS == 0 and inputs % _CHANNELS == 0 and 0 < inputs <= MOST_INPUTS
-    return is_small and fills and tiles_of(images, result) >= _FEWEST_TILES
-
-
-def tiles_of(images: int, result: tuple[int, int]) -> int:
-    """How many tiles results of some rows and columns have."""
-    rows, columns = (-(-count // STEP) for count in result)
-    return images * rows * columns
-
-
 @dataclass(frozen=True, slots=True)
 class PanelConv:
     """`activation(convolution(x, weight, bias) + addend)`, channels last. size: of the weight. padding: rows above and
@@ -106,12 +82,26 @@ class PanelConv:
         addend: torch.Tensor | None = None,
     ) -> torch.Tensor:
         weight = taps.new_empty(size) if is_fake(taps) or taps.is_meta else plain_kernel(taps, size)
-        if any(padding):  # around the image, as machine code does it: it takes as much
-            above, before, below, behind = around(padding)
+        above, before, below, behind = around(padding)
+        tiling = _tiling(x, size, (above, before, below, behind), stride) if groups == 1 else None
+        if tiling is not None:
+            x.new_empty(tiling.elements)  # as machine code does: it takes as much
+        if any(padding):  # around the image, as machine code does it
             x = torch.nn.functional.pad(x, (before, behind, above, below))
         made = torch.convolution(x, weight, bias, stride, [0, 0], [1, 1], False, [0, 0], groups)
         made = torch.empty_like(made, memory_format=torch.channels_last).copy_(made)
         return applied(self.activation, made if addend is None else made.add_(addend))
+
+
+def _tiling(
+    x: torch.Tensor, size: Sequence[int], padding: tuple[int, int, int, int], stride: Sequence[int]
+) -> Tiling | None:
+    """How machine code computes it with fewer products, of known sizes."""
+    if not all(isinstance(number, int) for number in x.shape):
+        return None
+    above, before, below, behind = padding
+    rows, columns = x.shape[2] + above + below - size[2] + 1, x.shape[3] + before + behind - size[3] + 1
+    return tiling_of(size, stride, x.shape[0], (rows, columns), torch.get_num_threads())
 
 
 @cache

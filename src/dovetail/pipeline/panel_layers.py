@@ -20,6 +20,7 @@ from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Program, Value, values_in
 from dovetail.ops.attention import ATTENTION, short_attention_of
 from dovetail.ops.channel_parts import CAT_CHANNELS, channel_parts_of
+from dovetail.ops.few_products import tiling_of
 from dovetail.ops.group_norms import GROUP_NORM, group_norm_of
 from dovetail.ops.max_pools import MAX_POOL, max_pool_of
 from dovetail.ops.packed import PACK_CONV, PACK_LINEAR, PackedConv, packed_linear
@@ -27,7 +28,6 @@ from dovetail.ops.packing import runs_steps
 from dovetail.ops.panel_convolutions import (
     PACK_TAPS,
     PIXEL_MEAN,
-    has_few_products,
     is_pixel_mean,
     panel_conv,
     taps_shape,
@@ -213,7 +213,8 @@ def _is_faster(user: Node, packing: Node) -> bool:
     is_of_pixels = (found.kernel, found.stride, found.padding) == ((1, 1), (1, 1), (0, 0))
     if is_of_pixels and _has_wide_vectors() and found.outputs <= WIDTH // 2:
         return True  # memory is what they take: 4 of 16 outputs 0.8 of oneDNN's time, 8 0.75
-    if has_few_products((found.outputs, found.inputs, *found.kernel), found.stride, 1, found.pixels):
+    size = (found.outputs, found.inputs, *found.kernel)
+    if tiling_of(size, found.stride, 1, found.pixels, torch.get_num_threads()) is not None:
         return True
     width = WIDTH // 2 if _has_wide_vectors() and (is_of_pixels or found.outputs > WIDTH) else WIDTH
     waste = -(-found.outputs // width) * width / found.outputs

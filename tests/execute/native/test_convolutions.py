@@ -6,6 +6,7 @@ import struct
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -18,8 +19,10 @@ from dovetail.execute.native.machine import driver
 from dovetail.execute.native.panels import multiplies_panels
 from dovetail.execute.native.rows import table_row
 from dovetail.execute.native.tile_text import NARROW, WIDE, Tile
+from dovetail.ops import few_products
+from dovetail.ops.few_products import tiling_of
 from dovetail.ops.packed import ACTIVATIONS, applied
-from dovetail.ops.panel_convolutions import PACK_TAPS, PanelConv, has_few_products, plain_kernel
+from dovetail.ops.panel_convolutions import PACK_TAPS, PanelConv, plain_kernel
 from tests.rotation import rotated
 
 pytestmark = pytest.mark.skipif(not multiplies_panels(), reason="no machine code can be made here")
@@ -283,11 +286,12 @@ def _check_few(
     sizes = _by_tiles(around, weight, absolute=True) + bias.abs()[:, None, None]
     addend = torch.randn(exact.shape).to(memory_format=torch.channels_last) if adds else None
     exact, sizes = (exact, sizes) if addend is None else (exact + addend, sizes + addend.abs())
-    plan = planned(image, weight.shape, padding, [1, 1], 1, -(-outputs // 32))
-    assert plan is not None
-    assert plan.kind == "winograd"
-    call, taps = convolution_call(PanelConv(activation), tile), PACK_TAPS(weight, 1)
-    found = call(x, taps, bias, weight.shape, padding, [1, 1], 1, addend)  # type: ignore[arg-type]
+    with mock.patch.object(few_products, "_SMALL", 1 << 40):  # elements that may be taken
+        plan = planned(image, weight.shape, padding, [1, 1], 1, -(-outputs // 32))
+        assert plan is not None
+        assert plan.kind == "winograd"
+        call, taps = convolution_call(PanelConv(activation), tile), PACK_TAPS(weight, 1)
+        found = call(x, taps, bias, weight.shape, padding, [1, 1], 1, addend)  # type: ignore[arg-type]
     assert found.is_contiguous(memory_format=torch.channels_last)
     roundings = image[1] + 2 * 2 + 2 * 2 + 2 * 2 + 2  # of sums; of transforms on two sides; of the bias and the addend
     bound = _LARGEST_SLOPE * roundings * torch.finfo(torch.float32).eps / 2 * sizes
@@ -344,7 +348,7 @@ def test_numbers_that_are_not_finite_spread_as_in_any_convolution(
     taps, found = PACK_TAPS(weight, 1), []
     for is_few in (True, False):
         if not is_few:
-            monkeypatch.setattr(convolutions, "has_few_products", lambda *_: False)
+            monkeypatch.setattr(convolutions, "tiling_of", lambda *_: None)
         call = convolution_call(PanelConv("relu6"), tile), convolution_call(PanelConv("none"), tile)
         found.append([each(x, taps, bias, weight.shape, [1, 1], [1, 1], 1, addend) for each in call])  # type: ignore[arg-type]
     for few, usual in zip(*found, strict=True):
@@ -386,8 +390,33 @@ def test_fewer_products_with_more_threads_than_rooms(image: tuple[int, ...], mon
     ],
 )
 def test_convolutions_that_take_all_products(size: list[int], stride: list[int], result: tuple[int, int]) -> None:
-    assert not has_few_products(size, stride, 1, result)
-    assert has_few_products([16, 16, 3, 3], [1, 1], 1, (8, 8))
+    assert tiling_of(size, stride, 1, result, 1) is None
+    assert tiling_of([16, 16, 3, 3], [1, 1], 1, (8, 8), 1) is not None
+
+
+def test_fewer_products_take_no_more_than_images_and_weights_twice() -> None:
+    for inputs, outputs, side, threads in product((16, 64, 128, 256), (16, 64, 256), (8, 14, 28, 56), (1, 2, 16, 200)):
+        found = tiling_of([outputs, inputs, 3, 3], [1, 1], 1, (side, side), threads)
+        if found is None:
+            continue
+        assert found.elements <= max(1 << 16, 2 * (side * side * (inputs + outputs) + 9 * inputs * outputs))
+        assert 1 <= found.rooms <= threads
+        tiles = (side // 2) ** 2
+        jobs = -(-tiles // found.chunk) * -(-outputs // 32)
+        assert found.rooms == min(threads, jobs, 64)
+        assert jobs >= min(threads, 8), "threads have something to do"
+    assert tiling_of([256, 256, 3, 3], [1, 1], 1, (14, 14), 2) is not None
+    assert tiling_of([256, 256, 3, 3], [1, 1], 1, (14, 14), 16) is None  # each would need a room
+
+
+def test_what_they_take_is_said() -> None:
+    """The primitive by itself takes as much, which is what is measured."""
+    run, weight, x = PanelConv("none"), torch.randn(64, 64, 3, 3), torch.randn(1, 64, 16, 16)
+    with torch.profiler.profile(profile_memory=True) as profile:
+        run(x, PACK_TAPS(weight, 1), None, weight.shape, [1, 1], [1, 1], 1)  # type: ignore[arg-type]
+    tiling = tiling_of(weight.shape, [1, 1], 1, (16, 16), torch.get_num_threads())
+    assert tiling is not None
+    assert max(event.self_cpu_memory_usage for event in profile.key_averages()) >= 4 * tiling.elements
 
 
 def test_sizes_that_change_and_images_that_do_not_fit() -> None:

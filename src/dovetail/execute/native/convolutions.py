@@ -22,34 +22,22 @@ from dovetail.execute.native.panel_text import panel_function
 from dovetail.execute.native.panels import CLAMPS, PRODUCT, PRODUCT_SLOTS, Finish, finish_of, items_of, usual_tile
 from dovetail.execute.native.rows import table_row
 from dovetail.execute.native.tile_text import Tile
-from dovetail.execute.native.winograd_text import (
-    room_elements,
-    weight_elements,
-    winograd_text,
-    winograd_weight_text,
-)
+from dovetail.execute.native.winograd_text import winograd_text, winograd_weight_text
+from dovetail.ops.few_products import KERNEL, Tiling, tiling_of
 from dovetail.ops.packed import applied
-from dovetail.ops.panel_convolutions import (
-    KERNEL,
-    MOST_INPUTS,
-    PanelConv,
-    around,
-    has_few_products,
-    taps_shape,
-    tiles_of,
-)
+from dovetail.ops.panel_convolutions import PanelConv, around, taps_shape
+from dovetail.ops.panels import WIDTH
 from dovetail.torch_compat.fakes import is_fake
 from dovetail.torch_compat.native_symbols import no_mode_watches
 
 _CONVOLVE, _SLOTS = struct.Struct("34q2fq"), 33
 _NEW = object()
-_MOST_PLANS = 64  # sizes of images that a node remembers
+_MOST_PLANS = 64  # sizes of images, and numbers of threads, that a node remembers
 _CACHED, _NEAREST = 1 << 17, 1 << 13  # elements of the input that a chunk of pixels reads, about: see `_passes`
 _SMALL_WEIGHT, _FEWEST_NEAREST = 1 << 18, 36  # elements; pixels of a chunk
 _FEWEST_PIXELS, _FEWEST_JOBS = 48, 16  # of a chunk; of a convolution, for threads to share
 _FULL = 12  # pixels of a chunk are a multiple of it: those of a tile, or some tiles
 _BLOCK = 256  # products that are summed by themselves, about: rounding grows as in `panel_text`
-_CHUNK, _MOST_OF_ONE = 24, 64  # tiles
 _BY_CHANNEL = 4  # times as long takes a product where channels are convolved by themselves
 _FILLED = 4  # elements of a weight that count as one item where it is transformed
 _LARGE = 1 << 16  # elements of an image with padding around from which on it is copied in parts
@@ -113,8 +101,10 @@ def planned(
         return None
     rows, columns = (high - tall) // down + 1, (wide - broad) // across + 1
     count = rows * columns * outputs
-    if not copies and groups == 1 and has_few_products(size, stride, images, (rows, columns)):
-        return _winograd_plan(given, (rows, columns), outputs, panels, pads)
+    if not copies and groups == 1:
+        tiling = tiling_of(size, stride, images, (rows, columns), torch.get_num_threads())
+        if tiling is not None:
+            return _winograd_plan(given, size, (rows, columns), pads, tiling)
     of_pixels = groups == 1 and not adds and (tall, broad, down, across) == (1, 1, 1, 1)
     is_copied = copies or (groups == 1 and any(padding))
     items = items_of(images * rows * columns, inputs * tall * broad, outputs) * (1 if groups == 1 else _BY_CHANNEL)
@@ -141,23 +131,20 @@ def planned(
 
 
 def _winograd_plan(
-    given: Sequence[int], result: tuple[int, int], outputs: int, panels: int, pads: tuple[int, int]
+    given: Sequence[int], size: Sequence[int], result: tuple[int, int], pads: tuple[int, int], tiling: Tiling
 ) -> Plan:
-    """The plan of such a convolution. pads: rows above and columns before the image."""
-    (images, inputs, height, width), (rows, columns), threads = given, result, torch.get_num_threads()
-    tiles = tiles_of(images, result)
-    is_one = tiles <= _MOST_OF_ONE and panels >= threads
-    chunk = tiles if is_one else _CHUNK if inputs <= MOST_INPUTS // 2 else 2 * _CHUNK
-    rooms = min(MOST_ROOMS, threads, -(-tiles // chunk) * panels), room_elements(chunk, inputs)
-    rooms = rooms[0], rooms[1] + (weight_elements(1, inputs) if is_one else 0)
+    """The plan of a convolution with fewer products. pads: rows above and columns before the image."""
+    (images, _, height, width), (outputs, inputs, *_), (rows, columns) = given, size, result
+    panels = -(-outputs // WIDTH)
     sizes = (images, rows, columns, outputs, panels, inputs, height, width, KERNEL, KERNEL, 1, 1, *pads)
+    told = (tiling.chunk, tiling.is_given, tiling.is_whole, height, width, tiling.rooms, tiling.room, 0)
     return Plan(
         shape=(images, outputs, rows, columns),
         stride=(rows * columns * outputs, 1, columns * outputs, outputs),
-        room=prod(rooms) + (0 if is_one else weight_elements(panels, inputs)),
-        filled=() if is_one else (-(-outputs * inputs // _FILLED), inputs, outputs),
+        room=tiling.elements,
+        filled=(-(-outputs * inputs // _FILLED), inputs, outputs) if tiling.is_given else (),
         items=items_of(images * rows * columns, inputs * KERNEL * KERNEL, outputs),
-        sizes=(*sizes, chunk, not is_one, 0, height, width, *rooms, 0),
+        sizes=(*sizes, *told),
         kind="winograd",
     )
 
@@ -223,11 +210,12 @@ def convolution_call(run: PanelConv, tile: Tile | None = None) -> Callable[..., 
         groups: int,
         addend: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        if (plan := plans.get(x.shape, _NEW)) is _NEW:
+        key = x.shape, torch.get_num_threads()
+        if (plan := plans.get(key, _NEW)) is _NEW:
             if len(plans) >= _MOST_PLANS:
                 plans.clear()
             adds = addend is not None and groups == 1
-            plan = plans[x.shape] = planned(x.shape, size, padding, stride, groups, taps.shape[0], adds=adds)
+            plan = plans[key] = planned(x.shape, size, padding, stride, groups, taps.shape[0], adds=adds)
         if taps is not known[0] or bias is not known[1]:
             if not _fit(taps, bias, size, groups):
                 return run(x, taps, bias, size, padding, stride, groups, addend)

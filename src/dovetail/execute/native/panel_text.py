@@ -155,8 +155,9 @@ entry:
   %even = call i64 @NAME_parts(i64 %inputs, i64 %blocks)
   %most_sums = select i1 %is_few, i64 SHORT, i64 %even
   %end_less = sub i64 %end, 1
-  %pair_chunk = sdiv i64 %first, %count
-  %pair_last = sdiv i64 %end_less, %count
+  %some_count = call i64 @llvm.smax.i64(i64 %count, i64 1)
+  %pair_chunk = sdiv i64 %first, %some_count
+  %pair_last = sdiv i64 %end_less, %some_count
   %chunks_less = sub i64 %chunks, 1
   %chunk_first = select i1 %by_pairs, i64 %pair_chunk, i64 0
   %chunk_last = select i1 %by_pairs, i64 %pair_last, i64 %chunks_less

@@ -1,7 +1,7 @@
 """LLVM's text of convolutions by 3x3 weights with fewer multiplications, over images with channels last.
 
-    slots: as `convolution_text`; `chunk` counts tiles, `lines` says whether the weight is transformed already, and a
-    room holds what is computed on the way, see `room_elements`
+    slots: as `convolution_text`; `chunk` counts tiles, `lines` says whether the weight is transformed already, `part`
+    whether threads share whole chunks, and a room holds what is computed on the way, see `few_products.Tiling`
 
 A tile is 2x2 pixels of the result, which read 4x4 of the image. Both the pixels and the weight are transformed to 16
 numbers for each channel; 16 products over the channels follow, whose results are transformed back: 16 multiplications
@@ -31,26 +31,10 @@ from dovetail.execute.native.llvm_function import Function
 from dovetail.execute.native.padded_text import rooms_text
 from dovetail.execute.native.tile_text import ATTRIBUTES, HALF, Tile, activations_text, declarations, splat
 from dovetail.execute.native.vector_activations import CODES
-from dovetail.ops.panel_convolutions import KERNEL, MOST_INPUTS, STEP
+from dovetail.ops.few_products import APART, KERNEL, MOST_INPUTS, PRODUCTS, READ, STEP
 from dovetail.ops.panels import WIDTH
 
-_READ = STEP + KERNEL - 1  # pixels of the image on a side of what a tile reads
-_PRODUCTS = _READ * _READ
-_MANY_CHUNKS = 16  # from which on threads share whole ones, of which each is transformed once then
-_APART = 16  # elements more between transformed pixels, or weights, of two products: or they share lines of the cache
-_MADE = _PRODUCTS * WIDTH  # elements from the products of a tile to those of the next one
-
-
-def room_elements(tiles: int, inputs: int) -> int:
-    """Elements of a room for a chunk of tiles: its pixels, and products by a panel, which are followed by the panel
-    where it is transformed there.
-    """
-    return _PRODUCTS * (tiles * inputs + _APART) + tiles * _MADE
-
-
-def weight_elements(panels: int, inputs: int) -> int:
-    """Elements of a transformed weight, or of one panel of it."""
-    return panels * _PRODUCTS * (inputs * WIDTH + _APART)
+_MADE = PRODUCTS * WIDTH  # elements from the products of a tile to those of the next one
 
 
 def winograd_weight_text(tile: Tile) -> str:
@@ -66,7 +50,7 @@ def winograd_weight_text(tile: Tile) -> str:
         start = out.mul(panel, inputs)
         edges = [out.least(inputs, out.set(f"sub i64 {edge}, {start}")) for edge in (first, end)]
         given = out.element("float", panels, out.mul(panel, out.mul(inputs, str(KERNEL * KERNEL * WIDTH))))
-        to = out.element("float", room, out.mul(panel, out.mul(apart, str(_PRODUCTS))))
+        to = out.element("float", room, out.mul(panel, out.mul(apart, str(PRODUCTS))))
         columns = out.least(out.set(f"sub i64 {outputs}, {out.mul(panel, str(WIDTH))}"), str(WIDTH))
         begin = out.set(f"call i64 @llvm.smax.i64(i64 {edges[0]}, i64 0)")
         arguments = f"ptr {given}, i64 {inputs}, i64 {begin}, i64 {edges[1]}, i64 {columns}, ptr {to}, i64 {apart}"
@@ -91,7 +75,7 @@ def _weight_text(tile: Tile) -> str:
 
 def _weights_apart(out: Function, inputs: str) -> str:
     """Elements from the transformed weight of a product to that of the next one."""
-    return out.add(out.mul(inputs, str(WIDTH)), str(_APART))
+    return out.add(out.mul(inputs, str(WIDTH)), str(APART))
 
 
 def winograd_text(tile: Tile) -> str:
@@ -229,7 +213,7 @@ def _pixels_text(tile: Tile) -> str:
     head = f"{_IMAGE}, i64 %count, ptr %to, i64 %apart"
     out = Function(f"define internal void @NAME_pixels({head}) noinline {ATTRIBUTES}")
     vectors, line = _Vectors(out, tile.lanes), out.mul("%width", "%inputs")
-    lines = [out.add("%y", str(i)) for i in range(_READ)]
+    lines = [out.add("%y", str(i)) for i in range(READ)]
     rows = [vectors.mask(out.set(f"icmp ult i64 {y}, %height")) for y in lines]
     starts = [out.element("float", "%x", out.mul(y, line)) for y in lines]
     with out.loop("0", "%inputs", str(tile.lanes)) as c:
@@ -247,13 +231,13 @@ def _pixels_text(tile: Tile) -> str:
             for variable, vector in zip(kept, [*columns[0], *columns[1]], strict=True):
                 out.line(f"store {vectors.kind} {vector}, ptr {variable}, align 64")
 
-        kept = [out.memory(vectors.kind, 64) for _ in range(2 * _READ)]
+        kept = [out.memory(vectors.kind, 64) for _ in range(2 * READ)]
         put([column(out.add("%across", str(j))) for j in range(2)])
         with out.loop("0", "%count") as at:
             number = out.add("%across", out.mul(at, str(STEP)))
             before = [out.load(vectors.kind, variable, 64) for variable in kept]
-            behind = [column(out.add(number, str(j))) for j in range(STEP, _READ)]
-            columns = [before[:_READ], before[_READ:], *behind]
+            behind = [column(out.add(number, str(j))) for j in range(STEP, READ)]
+            columns = [before[:READ], before[READ:], *behind]
             to = out.element("float", "%to", out.add(out.mul(at, "%inputs"), c))
             made = [each for row in zip(*columns, strict=True) for each in vectors.pixels(row)]
             for which, vector in enumerate(made):
@@ -298,8 +282,8 @@ def _result_text(tile: Tile) -> str:
         start = out.add(out.mul(pixel, "%outputs"), j)
         given = out.add(out.mul(at, str(_MADE)), j)
         square = [
-            [vectors.load("%given", out.add(given, str((_READ * i + k) * WIDTH))) for k in range(_READ)]
-            for i in range(_READ)
+            [vectors.load("%given", out.add(given, str((READ * i + k) * WIDTH))) for k in range(READ)]
+            for i in range(READ)
         ]
         made, bias = vectors.both("result", square), vectors.load("%bias", j)
         odd = [vectors.less(each, each) for each in made]  # zero, or NaN where a number is not finite
@@ -336,9 +320,9 @@ def _function(tile: Tile) -> str:
     down, across = (out.parts(at[each], str(STEP)) for each in ("rows", "columns"))
     tiles = out.mul(out.mul(at["images"], down), across)
     chunks = out.parts(tiles, at["chunk"])
-    are_many = out.set(f"icmp sge i64 {chunks}, {_MANY_CHUNKS}")
-    several = out.set(f"select i1 {are_many}, i64 {at['panels_count']}, i64 1")  # jobs that stay together
-    jobs = out.set(f"select i1 {are_many}, i64 {chunks}, i64 {out.mul(chunks, at['panels_count'])}")
+    is_whole = at.is_set("part")
+    several = out.set(f"select i1 {is_whole}, i64 {at['panels_count']}, i64 1")  # jobs that stay together
+    jobs = out.set(f"select i1 {is_whole}, i64 {chunks}, i64 {out.mul(chunks, at['panels_count'])}")
     first, end = (out.mul(out.parts(out.mul(bound, jobs), at["items"]), several) for bound in ("%from", "%to"))
     taken = f"ptr {at.address('taken')}"
     number = out.set(f"call i64 @NAME_take({taken}, i64 {at['rooms']})")
@@ -367,12 +351,12 @@ class _Chunk:
         self._out, self._tile, self._at, self._tiles = out, tile, at, tiles
         inputs = at["inputs"]
         self._weights_apart = _weights_apart(out, inputs)
-        self._panel_size = out.mul(self._weights_apart, str(_PRODUCTS))
+        self._panel_size = out.mul(self._weights_apart, str(PRODUCTS))
         self._is_given = at.is_set("lines")
         before = out.set(f"select i1 {self._is_given}, i64 {out.mul(self._panel_size, at['panels_count'])}, i64 0")
         self._pixels = out.element("float", at["room"], out.add(before, out.mul(room, at["room_size"])))
-        self._pixels_apart = out.add(out.mul(at["chunk"], inputs), str(_APART))
-        self._made = out.element("float", self._pixels, out.mul(self._pixels_apart, str(_PRODUCTS)))
+        self._pixels_apart = out.add(out.mul(at["chunk"], inputs), str(APART))
+        self._made = out.element("float", self._pixels, out.mul(self._pixels_apart, str(PRODUCTS)))
 
     def put_pixels(self, start: str, count: str) -> None:
         """Transform what tiles read."""
@@ -397,7 +381,7 @@ class _Chunk:
         parts = out.parts(count, str(tile.rows))
         is_half = out.set(f"icmp sle i64 {columns}, {WIDTH // 2}")
         more = out.set(f"select i1 {is_half}, i64 {HALF}, i64 0")
-        with out.loop("0", str(_PRODUCTS)) as which:
+        with out.loop("0", str(PRODUCTS)) as which:
             given = out.element("float", self._pixels, out.mul(which, self._pixels_apart))
             lines = out.element("float", weight, out.mul(which, self._weights_apart))
             made = out.element("float", self._made, out.mul(which, str(WIDTH)))
