@@ -359,6 +359,23 @@ def test_numbers_that_are_not_finite_spread_as_in_any_convolution(
     assert found[0][1].isnan().any()
 
 
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize("left", [True, False])
+def test_pixels_beside_much_larger_ones_that_they_do_not_read(tile: Tile, left: bool) -> None:
+    """Transforms add them, with weights that are zero: rounding would be relative to them."""
+    x, weight = torch.randn(1, 32, 12, 14), torch.randn(48, 32, 3, 3)
+    if left:
+        x[..., -1], weight[..., 1:] = 1e6, 0.0
+    else:
+        x[:, :, 0], weight[:, :, :2] = 1e6, 0.0
+    call = convolution_call(PanelConv("none"), tile)
+    found = call(x, PACK_TAPS(weight, 1), None, weight.shape, [1, 1], [1, 1], 1)  # type: ignore[arg-type]
+    exact = nn.functional.conv2d(x.double(), weight.double(), padding=1)
+    calm = (..., slice(0, -1)) if left else (slice(None), slice(None), slice(1, None))
+    assert tiling_of(weight.shape, [1, 1], 1, (12, 14), 1) is not None
+    assert (found.double() - exact)[calm].abs().max() <= 1e-5 * exact[calm].abs().max()
+
+
 @pytest.mark.parametrize("image", [(1, 16, 9, 8), (1, 32, 40, 30), (3, 16, 33, 5)])
 def test_fewer_products_with_more_threads_than_rooms(image: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight = torch.randn(image).to(memory_format=torch.channels_last), torch.randn(80, image[1], 3, 3)

@@ -12,7 +12,8 @@ transformed where it is used, into the room.
     slots of that row: items, pointers (room, panels), inputs, outputs
 
 Transforms add and subtract, and an infinity among the terms would become NaN: pixels of which a result is not finite
-are computed again, product by product.
+are computed again, product by product. So are those whose results are all small next to what they are sums of: other
+pixels of the tile are much larger, and rounding is relative to them.
 
 Items are shares of the work: chunks, or pairs of a chunk and a panel where there are few, are divided in proportion.
 
@@ -34,6 +35,11 @@ from dovetail.execute.native.vector_activations import CODES
 from dovetail.ops.few_products import APART, KERNEL, MOST_INPUTS, PRODUCTS, READ, STEP
 from dovetail.ops.panels import WIDTH
 
+_AT_ONCE = 8  # sums of a pixel that is computed again; they divide the inputs
+_SMALL = "6.25e-02"  # of the largest product: so many bits may be lost
+_RANGED = 16
+"""Lanes of vectors of which one instruction finds the larger absolute values."""
+_RANGE, _LARGER = "@llvm.x86.avx512.mask.range.ps.512", 0b1011  # without a sign
 _MADE = PRODUCTS * WIDTH  # elements from the products of a tile to those of the next one
 
 
@@ -78,6 +84,12 @@ def _weights_apart(out: Function, inputs: str) -> str:
     return out.add(out.mul(inputs, str(WIDTH)), str(APART))
 
 
+def _declared(tile: Tile) -> str:
+    v = f"<{tile.lanes} x float>"
+    larger = f"declare {v} {_RANGE}({v}, {v}, i32, {v}, i16, i32)\n" if tile.lanes == _RANGED else ""
+    return f"declare {v} @llvm.fabs.v{tile.lanes}f32({v})\n{larger}"
+
+
 def winograd_text(tile: Tile) -> str:
     """The module, for tiles of products of a size."""
     products = "".join(
@@ -88,7 +100,7 @@ def winograd_text(tile: Tile) -> str:
     most = max(MOST_INPUTS, WIDTH)
     zeros = f"@NAME_zeros = internal constant [{most} x float] zeroinitializer, align 64\n"
     parts = _pixels_text(tile) + _weight_text(tile) + _again_text(tile) + _result_text(tile)
-    used = declarations(tile) + zeros + rooms_text() + activations_text(tile, "NAME")
+    used = declarations(tile) + _declared(tile) + zeros + rooms_text() + activations_text(tile, "NAME")
     return used + products + parts + _function(tile)
 
 
@@ -136,6 +148,29 @@ class _Vectors:
     def fma(self, a: str, b: str, c: str) -> str:
         v = self.kind
         return self.out.set(f"call {v} @llvm.fma.v{self.lanes}f32({v} {a}, {v} {b}, {v} {c})")
+
+    def absolute(self, a: str) -> str:
+        return self.out.set(f"call {self.kind} @llvm.fabs.v{self.lanes}f32({self.kind} {a})")
+
+    def largest(self, given: Sequence[str]) -> str:
+        """The largest of their absolute values."""
+        found = self.absolute(given[0])
+        for each in given[1:]:
+            if self.lanes == _RANGED:
+                v = self.kind
+                found = self.out.set(
+                    f"call {v} {_RANGE}({v} {found}, {v} {each}, i32 {_LARGER}, {v} {found}, i16 -1, i32 4)"
+                )
+                continue
+            size = self.absolute(each)
+            is_more = self.out.set(f"fcmp ogt {self.kind} {size}, {found}")
+            found = self.out.set(f"select {self.masks} {is_more}, {self.kind} {size}, {self.kind} {found}")
+        return found
+
+    def are_all(self, condition: str) -> str:
+        """Whether all of some truth values hold."""
+        bits = self.out.set(f"bitcast {self.masks} {condition} to i{self.lanes}")
+        return self.out.set(f"icmp eq i{self.lanes} {bits}, -1")
 
     def within(self, a: str, least: str, most: str) -> str:
         """Clamped; NaN stays NaN."""
@@ -251,15 +286,21 @@ def _again_text(tile: Tile) -> str:
     head = f"{_IMAGE}, ptr %panel, ptr %bias, ptr %addend, i1 %added, ptr %to, float %least, float %most"
     out = Function(f"define internal void @NAME_again({head}) noinline {ATTRIBUTES}")
     vectors = _Vectors(out, tile.lanes)
-    total = out.variable(vectors.kind, vectors.load("%bias", "0"), 64)
+    sums = [out.variable(vectors.kind, "zeroinitializer", 64) for _ in range(_AT_ONCE)]
     with out.loop("0", str(KERNEL)) as i, out.loop("0", str(KERNEL)) as j:
         is_inside, pixel = _pixel(out, i, j)
         tap = out.mul(out.add(out.mul(i, str(KERNEL)), j), out.mul("%inputs", str(WIDTH)))
-        with out.when(is_inside), out.loop("0", "%inputs") as c:
-            number = out.spread("float", out.load("float", out.element("float", pixel, c)), tile.lanes)
-            weight = vectors.load("%panel", out.add(tap, out.mul(c, str(WIDTH))))
-            made = vectors.fma(number, weight, out.load(vectors.kind, total, 64))
-            out.line(f"store {vectors.kind} {made}, ptr {total}, align 64")
+        with out.when(is_inside), out.loop("0", "%inputs", str(_AT_ONCE)) as c:
+            for at, one in enumerate(sums):
+                place = out.add(c, str(at))
+                number = out.spread("float", out.load("float", out.element("float", pixel, place)), tile.lanes)
+                weight = vectors.load("%panel", out.add(tap, out.mul(place, str(WIDTH))))
+                made = vectors.fma(number, weight, out.load(vectors.kind, one, 64))
+                out.line(f"store {vectors.kind} {made}, ptr {one}, align 64")
+    all_ = vectors.load("%bias", "0")
+    for one in sums:
+        all_ = vectors.add(all_, out.load(vectors.kind, one, 64))
+    total = out.variable(vectors.kind, all_, 64)
     with out.when("%added"):
         made = vectors.add(out.load(vectors.kind, total, 64), vectors.load("%addend", "0"))
         out.line(f"store {vectors.kind} {made}, ptr {total}, align 64")
@@ -286,6 +327,8 @@ def _result_text(tile: Tile) -> str:
             for i in range(READ)
         ]
         made, bias = vectors.both("result", square), vectors.load("%bias", j)
+        largest = vectors.largest([each for row in square for each in row])
+        small = out.set(f"fmul {vectors.kind} {largest}, splat (float {_SMALL})")
         odd = [vectors.less(each, each) for each in made]  # zero, or NaN where a number is not finite
         some = vectors.add(vectors.add(odd[0], odd[1]), vectors.add(odd[2], odd[3]))
         bits = out.set(f"bitcast {vectors.masks} {out.set(f'fcmp uno {vectors.kind} {some}, {some}')} to i{lanes}")
@@ -296,13 +339,15 @@ def _result_text(tile: Tile) -> str:
             is_there = out.set(f"and i1 {inside[0]}, {inside[1]}")
             place = out.add(start, out.add(out.mul("%down", str(a)), out.mul("%outputs", str(b))))
             to, addend = out.element("float", "%to", place), out.element("float", "%addend", place)
-            with out.when(out.set(f"and i1 {is_there}, {is_finite}")):
+            below = out.set(f"fcmp olt {vectors.kind} {vectors.absolute(each)}, {small}")
+            is_fine = out.set(f"and i1 {is_finite}, {out.set(f'xor i1 {vectors.are_all(below)}, true')}")
+            with out.when(out.set(f"and i1 {is_there}, {is_fine}")):
                 total = out.variable(vectors.kind, vectors.add(each, bias), 64)
                 with out.when("%added"):
                     summed = vectors.add(out.load(vectors.kind, total, 64), vectors.load(addend, "0"))
                     out.line(f"store {vectors.kind} {summed}, ptr {total}, align 64")
                 vectors.store(vectors.within(out.load(vectors.kind, total, 64), "%least", "%most"), to, "0")
-            with out.when(out.set(f"and i1 {is_there}, {out.set(f'xor i1 {is_finite}, true')}")):
+            with out.when(out.set(f"and i1 {is_there}, {out.set(f'xor i1 {is_fine}, true')}")):
                 x = out.add("%across", out.add(pixel, str(b)))
                 panel, begin = (out.element("float", each, j) for each in ("%panel", "%bias"))
                 out.line(
