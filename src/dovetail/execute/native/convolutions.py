@@ -22,7 +22,8 @@ from dovetail.execute.native.panel_text import panel_function
 from dovetail.execute.native.panels import CLAMPS, PRODUCT, PRODUCT_SLOTS, Finish, finish_of, items_of, usual_tile
 from dovetail.execute.native.rows import table_row
 from dovetail.execute.native.tile_text import Tile
-from dovetail.execute.native.winograd_text import winograd_text, winograd_weight_text
+from dovetail.execute.native.winograd_text import winograd_text
+from dovetail.execute.native.winograd_transforms import winograd_weight_text
 from dovetail.ops.few_products import KERNEL, Tiling, tiling_of
 from dovetail.ops.packed import applied
 from dovetail.ops.panel_convolutions import PanelConv, around, taps_shape
