@@ -35,10 +35,7 @@ from dovetail.passes.layer_rewrites import grows, shown_through, unflattened
 
 aten = torch.ops.aten
 
-# Elements. A product by a smaller weight costs its call, where that is not part of a larger one, as it is of known
-# sizes (measured on one thread, AVX-512).
-_LARGE_WEIGHT = 1 << 16
-_FEWEST = 8  # outputs of a smaller one: a panel takes as long as for 16, and as much memory as for 32
+_LARGE_WEIGHT = 1 << 16  # elements; a product by a smaller one costs its call (measured on one thread, AVX-512)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +94,7 @@ def panels(program: Program, constants: Collection[str], infer: MetaInference) -
 def _left_alone(call: LinearCall) -> str | None:
     inner, outer = call.matrix.tensor.shape
     assert isinstance(inner, int) and isinstance(outer, int), "constants have known sizes"
-    is_known = all(isinstance(size, int) for size in call.x.tensor.shape)
-    fills = is_known and outer >= _FEWEST and inner > 0
-    return None if fills or inner * outer >= _LARGE_WEIGHT else f"SMALL: a product by [{inner}, {outer}] costs its call"
+    return None if inner * outer >= _LARGE_WEIGHT else f"SMALL: a product by [{inner}, {outer}] costs its call"
 
 
 class _Layer:

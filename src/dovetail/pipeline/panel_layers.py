@@ -38,7 +38,6 @@ from dovetail.ops.quantized import GROUP, PACK_INT8, PACK_INT8_PANELS, Int8Linea
 
 # Multiplications for an image, measured on one thread with AVX-512 beside oneDNN.
 _SMALL, _SMALL_OF_PIXELS, _SMALL_BY_CHANNEL = 1 << 20, 6 << 20, 1 << 23
-_LARGE_WEIGHT = 1 << 16  # elements; calls of oneDNN take longer by smaller ones than torch's
 _MOST_WASTE = 1.35  # of columns of panels, in larger ones
 _MOST_KEYS = {True: 256, False: 128}  # of attention, with AVX-512 or without, beside torch's kernel
 
@@ -116,13 +115,13 @@ def _with_sum(draft: Draft, node: Node) -> Node:
 
 
 def over_packed(program: Program) -> Program:
-    """The program without panels: products over weights packed for oneDNN, small ones, small convolutions and recurrent
-    layers over plain ones.
+    """The program without panels: products over weights packed for oneDNN, small convolutions and recurrent layers over
+    plain ones.
     """
     draft, readers = Draft(program), readers_of(program)
     for node in program.nodes:
         run = node.target.run if isinstance(node.target, Prim) else None
-        if node.target is PACK_PANELS and _is_read_plain(_weight_of(node), readers.get(node.results()[0], ())):
+        if node.target is PACK_PANELS and _is_of_steps(readers.get(node.results()[0], ())):
             draft.substitute(node.results()[0], draft.current(_weight_of(node)))
             continue
         if node.target is PACK_PANELS:
@@ -147,13 +146,9 @@ def _form_of_mean(node: Node) -> tuple[bool, bool]:
     return keeps_dims, keeps_dims and meta.stride[-1] != 1
 
 
-def _is_read_plain(weight: Value, readers: Iterable[Node | None]) -> bool:
-    """Whether a weight is not packed without panels: it is small, or read by recurrent layers, of which torch's kernels
-    take plain weights.
-    """
-    count = weight.tensor.numel()
-    is_small = isinstance(count, int) and count < _LARGE_WEIGHT
-    return is_small or any(node is not None and runs_steps(node.target) for node in readers)
+def _is_of_steps(readers: Iterable[Node | None]) -> bool:
+    """Whether a weight is read by recurrent layers, of which torch's kernels take plain weights."""
+    return any(node is not None and runs_steps(node.target) for node in readers)
 
 
 def over_int8_panels(program: Program) -> Program:

@@ -23,7 +23,14 @@ from dovetail.execute.native.max_pools import MaxPoolClaim, max_pool_claim, max_
 from dovetail.execute.native.panel_rows import PanelClaim, panel_claim, panel_row
 from dovetail.execute.native.pixel_means import PixelMeanClaim, pixel_mean_claim, pixel_mean_row
 from dovetail.execute.native.plane_convolutions import PlaneClaim, plane_claim, plane_row
-from dovetail.execute.native.products import ProductClaim, product_claim, product_row
+from dovetail.execute.native.products import (
+    ProductClaim,
+    SmallProductClaim,
+    product_claim,
+    product_row,
+    small_product_claim,
+    small_product_row,
+)
 from dovetail.execute.native.recurrent_rows import RecurrentClaim, recurrent_claim, recurrent_row
 from dovetail.execute.native.rounding import RoundingClaim, rounding_claim
 from dovetail.execute.native.row_copies import RowCopyClaim, row_copy_claim
@@ -55,6 +62,7 @@ KINDS: dict[type, RowKind] = {
     RoundingClaim: RowKind(rounding_claim, loop_row, rounds=True),
     ColumnSumClaim: RowKind(column_sum_claim, column_sum_row, rounds=True),
     BlockedClaim: RowKind(blocked_claim, blocked_row, alone=3.0, rounds=True),
+    SmallProductClaim: RowKind(small_product_claim, small_product_row, rounds=True),
     KernelClaim: RowKind(kernel_claim, kernel_row),
     Claim: RowKind(claim_of, loop_row),
     ProductClaim: RowKind(product_claim, product_row),

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import torch
 
 from dovetail.execute.native.claim_base import ELEMENTS, ClaimBase
-from dovetail.execute.native.driver import APART
+from dovetail.execute.native.driver import APART, SERIAL
 from dovetail.execute.native.machine import driver
 from dovetail.execute.native.probes import Refused
 from dovetail.execute.native.product_text import product_function
@@ -32,6 +33,7 @@ MOST = 131_072
 """Elements of operands and result at most. For larger ones the cost of a call is nothing, and probing takes time."""
 
 _MATRIX = 2
+_FEW = 1 << 17  # multiplications
 _STARTS = ((0, 0), (1, 0), (0, 3))  # elements behind an aligned address, by operand
 _aten: Any = torch.ops.aten
 _TARGETS: frozenset[Overload] = frozenset(
@@ -185,6 +187,28 @@ def product_row(claims: Sequence[ProductClaim], _: Storages, addresses: Addresse
     values = [claim.written, *(value for value in claim.operands if isinstance(value, Value))]
     pointers = tuple(addresses.get(values[at], Address(values[at])) for at in order)
     return ReadyRow(function, 1, pointers, more=more, condition=products_are_exact, marks=APART)
+
+
+class SmallProductClaim(ProductClaim):
+    """A claim on a product of so few numbers that sharing them costs more. Where results may differ by rounding, MKL is
+    told not to.
+    """
+
+    __slots__ = ()
+
+
+def small_product_claim(node: Node) -> SmallProductClaim | None:
+    """The claim on a node, as far as descriptions say."""
+    found = product_claim(node)
+    if found is None or prod((*found.question.first[0], found.question.second[0][1])) > _FEW:
+        return None
+    return SmallProductClaim(found.node, found.question, found.operands, found.into, found.result)
+
+
+def small_product_row(claims: Sequence[SmallProductClaim], storages: Storages, addresses: Addresses) -> ReadyRow | None:
+    """The row of a claim."""
+    row = product_row(claims, storages, addresses)
+    return None if row is None else replace(row, marks=SERIAL)
 
 
 def _parts(question: ProductQuestion) -> tuple[int | None, tuple[int, ...], bytes]:
