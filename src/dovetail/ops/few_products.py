@@ -9,16 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from dovetail.ops.panels import WIDTH
+from dovetail.ops.panels import MOST_ROOMS, WIDTH
 
 STEP, KERNEL = 2, 3
 """Pixels of the result on a side of a tile, and of the weight."""
 
 READ = STEP + KERNEL - 1
 """Pixels of the image on a side of what a tile reads."""
-
-MOST_INPUTS = 256
-"""A sum is of this many products at most, so that rounding grows as it does elsewhere."""
 
 APART = 16
 """Elements more between transformed pixels, or weights, of two products: or they share lines of the cache."""
@@ -27,8 +24,8 @@ PRODUCTS = READ * READ
 """Numbers that a tile, or a weight, is transformed to, for each channel."""
 
 _CHANNELS, _FEWEST_TILES = 16, 16  # inputs and outputs come in such vectors; of a convolution
+_MOST_INPUTS = 256  # a sum is of this many products at most, so that rounding grows as it does elsewhere
 _CHUNK, _MOST_OF_ONE = 24, 64  # tiles: of a chunk, twice as many of many inputs; of a convolution of one chunk
-_MOST_ROOMS = 64  # threads that take one
 _SMALL = 1 << 16  # elements that are taken in any case
 _TURNS = 4  # of each thread: chunks from which on these are shared whole
 
@@ -59,7 +56,7 @@ def tiling_of(
     outputs, inputs, *kernel = size
     tiles = images * -(-result[0] // STEP) * -(-result[1] // STEP)
     is_small = (*kernel, *stride) == (KERNEL, KERNEL, 1, 1) and min(result) >= STEP
-    fills = outputs % _CHANNELS == 0 and inputs % _CHANNELS == 0 and 0 < inputs <= MOST_INPUTS
+    fills = outputs % _CHANNELS == 0 and inputs % _CHANNELS == 0 and 0 < inputs <= _MOST_INPUTS
     if not (is_small and fills and tiles >= _FEWEST_TILES):
         return None
     panels, pixels = -(-outputs // WIDTH), images * result[0] * result[1]
@@ -72,7 +69,7 @@ def _choices(tiles: int, inputs: int, panels: int, threads: int) -> Iterator[tup
     """Tiles of a chunk, and whether the weight is transformed before: from the fastest on."""
     if tiles <= _MOST_OF_ONE and panels >= threads:
         yield tiles, False
-    least, usual = -(-threads // panels), _CHUNK if 2 * inputs <= MOST_INPUTS else 2 * _CHUNK
+    least, usual = -(-threads // panels), _CHUNK if 2 * inputs <= _MOST_INPUTS else 2 * _CHUNK
     yield -(-tiles // max(least, -(-tiles // usual))), True
     if tiles <= 2 * _MOST_OF_ONE:
         yield -(-tiles // max(least, 2)), False
@@ -80,7 +77,7 @@ def _choices(tiles: int, inputs: int, panels: int, threads: int) -> Iterator[tup
 
 def _tiling(tiles: int, inputs: int, panels: int, threads: int, chunk: int, is_given: bool) -> Tiling:
     chunks = -(-tiles // chunk)
-    rooms, room = min(_MOST_ROOMS, threads, chunks * panels), room_elements(chunk, inputs)
+    rooms, room = min(MOST_ROOMS, threads, chunks * panels), room_elements(chunk, inputs)
     room += 0 if is_given else weight_elements(1, inputs)
     elements = rooms * room + (weight_elements(panels, inputs) if is_given else 0)
     return Tiling(chunk, is_given, chunks >= _TURNS * threads, rooms, room, elements)

@@ -35,6 +35,9 @@ from dovetail.torch_compat.fakes import is_fake
 WIDTH = 32
 """Outputs of a panel."""
 
+MOST_ROOMS = 64
+"""Threads that may have memory of their own for parts of an image: bits of the number that says which is taken."""
+
 _MATRIX, _PANELS = 2, 3
 
 

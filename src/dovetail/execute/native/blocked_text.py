@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from dovetail.execute.native.block_shapes import BLOCK, KEPT_ROWS, TURNED_ROWS, Form, Shape
 from dovetail.execute.native.llvm_function import Function
 from dovetail.execute.native.machine import AS_WRITTEN
-from dovetail.execute.native.tile_text import ATTRIBUTES, splat
+from dovetail.execute.native.tile_lines import splat
+from dovetail.execute.native.tile_text import ATTRIBUTES
 
 _PITCH = BLOCK + 16  # of a copy of rows: those that lie a power of two apart share few lines of a cache
 _LINE = 64  # bytes

@@ -17,7 +17,7 @@ from dovetail.execute.native.depthwise_text import depthwise_text
 from dovetail.execute.native.direct_text import MOST_PIXELS, direct_text
 from dovetail.execute.native.driver import LOOSE, THREADED
 from dovetail.execute.native.machine import driver, function_of
-from dovetail.execute.native.padded_text import MOST_ROOMS, pad_text, planes_text
+from dovetail.execute.native.padded_text import pad_text, planes_text
 from dovetail.execute.native.panel_text import panel_function
 from dovetail.execute.native.panels import CLAMPS, PRODUCT, PRODUCT_SLOTS, Finish, finish_of, items_of, usual_tile
 from dovetail.execute.native.rows import table_row
@@ -27,7 +27,7 @@ from dovetail.execute.native.winograd_transforms import winograd_weight_text
 from dovetail.ops.few_products import KERNEL, Tiling, tiling_of
 from dovetail.ops.packed import applied
 from dovetail.ops.panel_convolutions import PanelConv, around, taps_shape
-from dovetail.ops.panels import WIDTH
+from dovetail.ops.panels import MOST_ROOMS, WIDTH
 from dovetail.torch_compat.fakes import is_fake
 from dovetail.torch_compat.native_symbols import no_mode_watches
 

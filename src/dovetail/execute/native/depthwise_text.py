@@ -14,7 +14,8 @@ from __future__ import annotations
 from itertools import product
 
 from dovetail.execute.native.convolution_text import HEAD, NEXT_ROW, RESULT_ROW, activated
-from dovetail.execute.native.tile_text import ATTRIBUTES, Tile, activations_text, clamped, declarations, limits, splat
+from dovetail.execute.native.tile_lines import splat
+from dovetail.execute.native.tile_text import ATTRIBUTES, Tile, activations_text, clamped, declarations, limits
 
 _PIXELS = 8  # of a row of results that share a tap
 _COLUMNS = (3, 5)  # of weights of which columns of the image are shared by pixels

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from dovetail.execute.native.convolution_text import Slots
 from dovetail.execute.native.llvm_function import Function
 from dovetail.execute.native.padded_text import lines_call, lines_text, rooms_text
-from dovetail.execute.native.tile_text import ATTRIBUTES, HALF, Tile, activations_text, declarations, splat, stored
+from dovetail.execute.native.tile_lines import multiplied
+from dovetail.execute.native.tile_text import ATTRIBUTES, HALF, Tile, activations_text, declarations, stored
 from dovetail.execute.native.vector_activations import CODES
 from dovetail.ops.panels import WIDTH
 
@@ -70,21 +71,12 @@ def _tile(tile: Tile, rows: int, vectors: range) -> str:
     out += ["%n = phi i64 [%first, %each], [%n_next, %sum]", "%line = phi ptr [%from, %each], [%line_next, %sum]"]
     out += ["%fetched = phi ptr [%fetch_from, %each], [%fetch_next, %sum]"]
     out += [f"%c{i}_{j} = phi {v} [%s{i}_{j}, %each], [%d{i}_{j}, %sum]" for i, j in places]
-    for j in vectors:
-        out.append(f"%wp{j} = getelementptr float, ptr %line, i64 {j * lanes}")
-        out.append(f"%w{j} = load {v}, ptr %wp{j}, align 4")
     out.append("%fetch_next = getelementptr i8, ptr %fetched, i64 %fetch_step")
     for j in range(_STREAMS if len(vectors) == tile.vectors else 0):  # of few products, each load counts
         out.append(f"%far{j} = mul i64 %fetch_apart, {j}")
         out.append(f"%ahead{j} = getelementptr i8, ptr %fetched, i64 %far{j}")
         out.append(f"call void @llvm.prefetch.p0(ptr %ahead{j}, i32 0, i32 2, i32 1)")
-    for i in range(rows):
-        out.append(f"%xp{i} = getelementptr float, ptr %x{i}, i64 %n")
-        out.append(f"%xs{i} = load float, ptr %xp{i}, align 4")
-        out += splat(f"%v{i}", "float", f"%xs{i}", lanes)
-        for j in vectors:
-            out.append(f"%d{i}_{j} = call {v} @llvm.fma.v{lanes}f32({v} %v{i}, {v} %w{j}, {v} %c{i}_{j})")
-    out += [f"%line_next = getelementptr float, ptr %line, i64 {WIDTH}", "%n_next = add i64 %n, 1"]
+    out += multiplied(rows, vectors, lanes)
     out += ["%is_last = icmp eq i64 %n_next, %end", "br i1 %is_last, label %next, label %sum", "next:"]
     out += ["%k_next = add i64 %k, 1", "%first_next = add i64 %first, %line_size"]
     out += ["%is_all = icmp eq i64 %k_next, %lines", "br i1 %is_all, label %done, label %each", "done:"]

@@ -15,6 +15,7 @@ from __future__ import annotations
 from functools import cache
 
 from dovetail.execute.native.machine import function_of
+from dovetail.execute.native.tile_lines import splat
 from dovetail.execute.native.tile_text import (
     ATTRIBUTES,
     Tile,
@@ -23,7 +24,6 @@ from dovetail.execute.native.tile_text import (
     declarations,
     limits,
     mask_of_columns,
-    splat,
 )
 from dovetail.execute.native.vector_activations import CODES
 from dovetail.ops.panels import WIDTH

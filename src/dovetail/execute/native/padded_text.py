@@ -15,9 +15,6 @@ from typing import NamedTuple
 
 from dovetail.execute.native.llvm_function import Function
 
-MOST_ROOMS = 64
-"""Bits of the number that says which are taken."""
-
 _MEMORY = """
 declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
 declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)

@@ -19,7 +19,6 @@ from dovetail.execute.native.call_memory import around
 from dovetail.execute.native.claim_base import PlacedBase
 from dovetail.execute.native.driver import LOOSE, THREADED
 from dovetail.execute.native.machine import driver, function_of, has_vectors
-from dovetail.execute.native.padded_text import MOST_ROOMS
 from dovetail.execute.native.panel_rows import is_in_order, known_sizes
 from dovetail.execute.native.panels import WORK
 from dovetail.execute.native.plane_convolution_text import jobs_of, plane_text, room_elements
@@ -31,6 +30,7 @@ from dovetail.execute.native.scratch import scratch
 from dovetail.execute.native.trials import answered
 from dovetail.ir.program import Node, Operand, Value
 from dovetail.ops.arguments import arguments_of
+from dovetail.ops.panels import MOST_ROOMS
 from dovetail.torch_compat.dispatch import Overload
 
 _ITEMSIZE = torch.float32.itemsize

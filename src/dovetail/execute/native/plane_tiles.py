@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from math import prod
 
 from dovetail.execute.native.plane_geometry import Geometry
-from dovetail.execute.native.tile_text import ATTRIBUTES, splat
+from dovetail.execute.native.tile_lines import splat
+from dovetail.execute.native.tile_text import ATTRIBUTES
 
 VECTORS = 2  # side by side in a tile
 

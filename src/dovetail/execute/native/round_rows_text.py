@@ -12,7 +12,8 @@ from __future__ import annotations
 from functools import cache
 
 from dovetail.execute.native.machine import function_of
-from dovetail.execute.native.tile_text import ATTRIBUTES, splat
+from dovetail.execute.native.tile_lines import splat
+from dovetail.execute.native.tile_text import ATTRIBUTES
 
 _LEVELS, _SMALLEST = "0x406FE00000000000", "0x39B4484C00000000"  # 255; 1e-30 as `float` rounds it
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from string import Template
 
+from dovetail.execute.native.tile_lines import multiplied, splat
 from dovetail.execute.native.vector_activations import CODES, DECLARED, SCALED, activation_text
 from dovetail.ops.panels import WIDTH
 
@@ -110,15 +111,6 @@ declare i64 @llvm.smin.i64(i64, i64)
 """
 
 
-def splat(name: str, kind: str, number: str, lanes: int) -> list[str]:
-    """A vector of one number, so many times, as `name`. kind: of the number."""
-    vector = f"<{lanes} x {kind}>"
-    return [
-        f"{name}_one = insertelement {vector} poison, {kind} {number}, i64 0",
-        f"{name} = shufflevector {vector} {name}_one, {vector} poison, <{lanes} x i32> zeroinitializer",
-    ]
-
-
 def limits(lanes: int) -> list[str]:
     """Vectors of the least and of the largest result, `%low` and `%high`."""
     return [*splat("%low", "float", "%least", lanes), *splat("%high", "float", "%most", lanes)]
@@ -165,21 +157,12 @@ def _tile(tile: Tile, rows: int, name: str, vectors: range) -> str:
     out.append("%fetched = phi ptr [%fetch, %entry], [%fetch_next, %sum]")
     places = [(i, j) for i in range(rows) for j in vectors]
     out += [f"%c{i}_{j} = phi {v} [zeroinitializer, %entry], [%d{i}_{j}, %sum]" for i, j in places]
-    for j in vectors:
-        out.append(f"%wp{j} = getelementptr float, ptr %line, i64 {j * lanes}")
-        out.append(f"%w{j} = load {v}, ptr %wp{j}, align 4")
     out.append("%fetch_next = getelementptr i8, ptr %fetched, i64 %fetch_step")
     for j in range(2):
         out.append(f"%far{j} = mul i64 %fetch_apart, {j}")
         out.append(f"%ahead{j} = getelementptr i8, ptr %fetched, i64 %far{j}")
         out.append(f"call void @llvm.prefetch.p0(ptr %ahead{j}, i32 0, i32 2, i32 1)")
-    for i in range(rows):
-        out.append(f"%xp{i} = getelementptr float, ptr %x{i}, i64 %n")
-        out.append(f"%s{i} = load float, ptr %xp{i}, align 4")
-        out += splat(f"%v{i}", "float", f"%s{i}", lanes)
-        for j in vectors:
-            out.append(f"%d{i}_{j} = call {v} @llvm.fma.v{lanes}f32({v} %v{i}, {v} %w{j}, {v} %c{i}_{j})")
-    out += [f"%line_next = getelementptr float, ptr %line, i64 {WIDTH}", "%n_next = add i64 %n, 1"]
+    out += multiplied(rows, vectors, lanes)
     out += ["%is_last = icmp eq i64 %n_next, %block", "br i1 %is_last, label %done, label %sum", "done:"]
     return "\n".join([head, *out, *stored(tile, rows, vectors), "ret void", "}"])
 

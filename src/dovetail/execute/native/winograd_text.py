@@ -29,10 +29,11 @@ from dataclasses import dataclass
 from dovetail.execute.native.convolution_text import Slots
 from dovetail.execute.native.llvm_function import Function
 from dovetail.execute.native.padded_text import rooms_text
-from dovetail.execute.native.tile_text import ATTRIBUTES, HALF, Tile, activations_text, declarations, splat
+from dovetail.execute.native.tile_lines import multiplied
+from dovetail.execute.native.tile_text import ATTRIBUTES, HALF, Tile, activations_text, declarations
 from dovetail.execute.native.vector_activations import CODES
 from dovetail.execute.native.winograd_transforms import MADE, transforms_text, weights_apart
-from dovetail.ops.few_products import APART, KERNEL, MOST_INPUTS, PRODUCTS, STEP
+from dovetail.ops.few_products import APART, KERNEL, PRODUCTS, STEP
 from dovetail.ops.panels import WIDTH
 
 
@@ -43,8 +44,7 @@ def winograd_text(tile: Tile) -> str:
         for vectors in sorted({tile.vectors, tile.vectors // 2})
         for rows in range(1, tile.rows + 1)
     )
-    most = max(MOST_INPUTS, WIDTH)
-    zeros = f"@NAME_zeros = internal constant [{most} x float] zeroinitializer, align 64\n"
+    zeros = f"@NAME_zeros = internal constant [{WIDTH} x float] zeroinitializer, align 64\n"
     used = declarations(tile) + zeros + rooms_text() + activations_text(tile, "NAME")
     return used + products + transforms_text(tile) + _function(tile)
 
@@ -63,15 +63,7 @@ def _product_text(tile: Tile, rows: int, vectors: range) -> str:
     out += ["br label %sum", "sum:", "%n = phi i64 [0, %entry], [%n_next, %sum]"]
     out.append("%line = phi ptr [%panel, %entry], [%line_next, %sum]")
     out += [f"%c{i}_{j} = phi {v} [zeroinitializer, %entry], [%d{i}_{j}, %sum]" for i, j in places]
-    for j in vectors:
-        out.append(f"%wp{j} = getelementptr float, ptr %line, i64 {j * lanes}")
-        out.append(f"%w{j} = load {v}, ptr %wp{j}, align 4")
-    for i in range(rows):
-        out += [f"%xp{i} = getelementptr float, ptr %x{i}, i64 %n", f"%s{i} = load float, ptr %xp{i}, align 4"]
-        out += splat(f"%v{i}", "float", f"%s{i}", lanes)
-        for j in vectors:
-            out.append(f"%d{i}_{j} = call {v} @llvm.fma.v{lanes}f32({v} %v{i}, {v} %w{j}, {v} %c{i}_{j})")
-    out += [f"%line_next = getelementptr float, ptr %line, i64 {WIDTH}", "%n_next = add i64 %n, 1"]
+    out += multiplied(rows, vectors, lanes)
     out += ["%is_last = icmp eq i64 %n_next, %inputs", "br i1 %is_last, label %done, label %sum", "done:"]
     for i, j in places:
         out.append(f"%op{i}_{j} = getelementptr float, ptr %out, i64 {i * MADE + j * lanes}")

@@ -6,7 +6,7 @@ product.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -20,9 +20,6 @@ MADE = PRODUCTS * WIDTH
 
 _AT_ONCE = 8  # sums of a pixel that is computed again; they divide the inputs
 _SMALL = "6.25e-02"  # of the largest product: so many bits may be lost
-_RANGED = 16
-"""Lanes of vectors of which one instruction finds the larger absolute values."""
-_RANGE, _LARGER = "@llvm.x86.avx512.mask.range.ps.512", 0b1011  # without a sign
 
 
 def winograd_weight_text(tile: Tile) -> str:
@@ -56,7 +53,7 @@ def _weight_text(tile: Tile) -> str:
         place = out.add(out.mul(c, str(WIDTH)), j)
         taps = [vectors.load("%panel", out.add(out.mul(line, str(at)), place)) for at in range(KERNEL * KERNEL)]
         square = [taps[at : at + KERNEL] for at in range(0, len(taps), KERNEL)]
-        for at, made in enumerate(vectors.both("weight", square)):
+        for at, made in enumerate(vectors.both(vectors.weight, square)):
             vectors.store(made, "%to", out.add(out.mul("%apart", str(at)), place))
     return out.finished()
 
@@ -69,8 +66,7 @@ def weights_apart(out: Function, inputs: str) -> str:
 def transforms_text(tile: Tile) -> str:
     """The functions for tiles, besides what `tile_text.declarations` has."""
     v = f"<{tile.lanes} x float>"
-    larger = f"declare {v} {_RANGE}({v}, {v}, i32, {v}, i16, i32)\n" if tile.lanes == _RANGED else ""
-    declared = f"declare {v} @llvm.fabs.v{tile.lanes}f32({v})\n{larger}"
+    declared = f"declare {v} @llvm.fabs.v{tile.lanes}f32({v})\n"
     return declared + _pixels_text(tile) + _weight_text(tile) + _again_text(tile) + _result_text(tile)
 
 
@@ -126,12 +122,6 @@ class _Vectors:
         """The largest of their absolute values."""
         found = self.absolute(given[0])
         for each in given[1:]:
-            if self.lanes == _RANGED:
-                v = self.kind
-                found = self.out.set(
-                    f"call {v} {_RANGE}({v} {found}, {v} {each}, i32 {_LARGER}, {v} {found}, i16 -1, i32 4)"
-                )
-                continue
             size = self.absolute(each)
             is_more = self.out.set(f"fcmp ogt {self.kind} {size}, {found}")
             found = self.out.set(f"select {self.masks} {is_more}, {self.kind} {size}, {self.kind} {found}")
@@ -163,9 +153,8 @@ class _Vectors:
     def result(self, m: Sequence[str]) -> list[str]:
         return [self.add(self.add(m[0], m[1]), m[2]), self.less(self.less(m[1], m[2]), m[3])]
 
-    def both(self, transform: str, square: Sequence[Sequence[str]]) -> list[str]:
+    def both(self, one: Callable[[Sequence[str]], list[str]], square: Sequence[Sequence[str]]) -> list[str]:
         """A transform of both sides: of columns, then of rows; rows one after the other."""
-        one = getattr(self, transform)
         columns = [one(column) for column in zip(*square, strict=True)]
         return [each for row in zip(*columns, strict=True) for each in one(row)]
 
@@ -174,7 +163,7 @@ _IMAGE = "ptr %x, i64 %y, i64 %across, i64 %height, i64 %width, i64 %inputs"
 
 
 def _pixel(out: Function, i: str, j: str) -> tuple[str, str]:
-    """Whether a pixel behind the first one that is read is inside of the image, and where it would be."""
+    """Whether a pixel behind the first one that is read is inside the image, and where it would be."""
     y, x = out.add("%y", i), out.add("%across", j)
     inside = [out.set(f"icmp ult i64 {at}, {size}") for at, size in ((y, "%height"), (x, "%width"))]
     place = out.mul(out.add(out.mul(y, "%width"), x), "%inputs")
@@ -266,13 +255,12 @@ def _result_text(tile: Tile) -> str:
             [vectors.load("%given", out.add(given, str((READ * i + k) * WIDTH))) for k in range(READ)]
             for i in range(READ)
         ]
-        made, bias = vectors.both("result", square), vectors.load("%bias", j)
+        made, bias = vectors.both(vectors.result, square), vectors.load("%bias", j)
         largest = vectors.largest([each for row in square for each in row])
         small = out.set(f"fmul {vectors.kind} {largest}, splat (float {_SMALL})")
         odd = [vectors.less(each, each) for each in made]  # zero, or NaN where a number is not finite
         some = vectors.add(vectors.add(odd[0], odd[1]), vectors.add(odd[2], odd[3]))
-        bits = out.set(f"bitcast {vectors.masks} {out.set(f'fcmp uno {vectors.kind} {some}, {some}')} to i{lanes}")
-        is_finite = out.set(f"icmp eq i{lanes} {bits}, 0")
+        is_finite = vectors.are_all(out.set(f"fcmp ord {vectors.kind} {some}, {some}"))
         for (a, b), each in zip(corners, made, strict=True):
             counts = ((str(a), "%rows_left"), (out.add(pixel, str(b)), "%columns_left"))
             inside = [out.set(f"icmp slt i64 {number}, {left}") for number, left in counts]
