@@ -14,8 +14,7 @@ import torch
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Operand, TensorMeta, Value
 from dovetail.ops.arguments import arguments_of
-
-_IMAGE = 4
+from dovetail.ops.max_pools import is_known_image
 
 
 def _group_norm(
@@ -38,23 +37,12 @@ def group_norm_of(node: Node) -> tuple[Operand, ...] | None:
     x, groups, eps = arguments["input"], arguments["group"], arguments["eps"]
     if not isinstance(x, Value) or not isinstance(groups, int) or not isinstance(eps, float):
         return None
-    if not _is_channels_last(x.tensor) or not _is_channels_last(result.tensor):
+    if not all(is_known_image(value, of_any_count=True) for value in (x, result)):
         return None
     affine = arguments.get("weight"), arguments.get("bias")
     if any(isinstance(each, Value) and not _is_row(each.tensor) for each in affine):
         return None
     return (x, *affine, groups, eps)
-
-
-def _is_channels_last(meta: TensorMeta) -> bool:
-    """Whether a tensor is images of float32 on a CPU with channels last, whose sizes are known but for their number."""
-    if len(meta.shape) != _IMAGE or meta.dtype is not torch.float32 or meta.device.type != "cpu":
-        return False
-    _, channels, height, width = meta.shape
-    if not isinstance(channels, int) or not isinstance(height, int) or not isinstance(width, int):
-        return False
-    strides = (height * width * channels, 1, width * channels, channels)
-    return tuple(meta.stride) == strides and channels > 1 and height * width > 1
 
 
 def _is_row(meta: TensorMeta) -> bool:

@@ -52,12 +52,16 @@ def _pair(numbers: Operand) -> list[int] | None:
     return (known * 2)[:2] if known and len(known) == len(found) else None
 
 
-def is_known_image(value: Value) -> bool:
-    """Whether a tensor is images of float32 on a CPU with channels last, of known sizes, and not empty."""
+def is_known_image(value: Value, *, of_any_count: bool = False) -> bool:
+    """Whether a tensor is images of float32 on a CPU with channels last, of known sizes, and not empty. of_any_count:
+    how many images there are need not be known.
+    """
     meta = value.tensor
-    sizes = [size for size in meta.shape if isinstance(size, int)]
-    if len(sizes) != _IMAGE or len(meta.shape) != _IMAGE or meta.dtype is not torch.float32:
+    if len(meta.shape) != _IMAGE or meta.dtype is not torch.float32:
         return False
-    _, channels, height, width = sizes
+    sizes = [size for size in meta.shape[of_any_count:] if isinstance(size, int)]
+    if len(sizes) < _IMAGE - of_any_count:
+        return False
+    channels, height, width = sizes[-3:]
     strides = (height * width * channels, 1, width * channels, channels)
     return tuple(meta.stride) == strides and meta.device.type == "cpu" and min(sizes) > 0

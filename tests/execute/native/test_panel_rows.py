@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import pytest
@@ -12,9 +13,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import dovetail
 from dovetail.analysis.reads import is_view
+from dovetail.execute.native import executor
 from dovetail.execute.native.convolutions import planned
+from dovetail.execute.native.driver import APART, SERIAL
+from dovetail.execute.native.own_threads import leaves_pool_alone
 from dovetail.execute.native.panel_calls import call_of
 from dovetail.execute.native.panels import multiplies_panels, panel_call
+from dovetail.execute.native.rows import ReadyRow
+from dovetail.ir.program import Node, Program
 from dovetail.ops.panels import PACK_PANELS, PanelLinear
 
 pytestmark = pytest.mark.skipif(not multiplies_panels(), reason="no machine code can be made here")
@@ -231,6 +237,25 @@ def test_an_image_that_lies_in_neither_way_is_taken_by_a_call() -> None:
     frozen = _frozen(model, x)
     assert "panel_conv" in _outside(frozen)[0]
     torch.testing.assert_close(frozen(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("passes", ["fast", "bitwise"])
+def test_a_small_product_by_mkl_keeps_no_program_from_own_threads(passes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where rounding may differ, MKL is told to take one thread; for eager mode's bits it shares as it likes."""
+    found: list[tuple[set[int], bool]] = []
+
+    def asked(program: Program, nodes: Collection[Node], rows: Iterable[ReadyRow]) -> bool:
+        known = list(rows)
+        found.append(({row.marks for row in known}, leaves_pool_alone(program, nodes, known)))
+        return found[-1][1]
+
+    monkeypatch.setattr(executor, "leaves_pool_alone", asked)
+    model, x = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)).eval(), torch.randn(1, 512)
+    frozen = dovetail.freeze(model, (x,), passes=passes, dynamic_shapes="static", executors=("native", "aten"))
+    with torch.no_grad():
+        torch.testing.assert_close(frozen(x), model(x), rtol=1e-5, atol=1e-5)
+    ((marks, own),) = found
+    assert (SERIAL in marks, APART in marks, own) == ((True, False, True) if passes == "fast" else (False, True, False))
 
 
 @pytest.mark.parametrize("size", [3, 5])

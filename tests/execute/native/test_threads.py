@@ -254,6 +254,30 @@ def test_a_thread_without_a_processor_holds_nobody_up() -> None:
     assert parts[first] >= 3 * 8 - 6
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_each_thread_begins_with_the_part_that_was_its_own_before(sign: int) -> None:
+    """Parts lie in order: what a thread wrote in a row is in its cache in the next one."""
+    if sign < 0 and not machine.has_own_threads():
+        pytest.skip("there are none here")
+    begun = defaultdict[tuple[int, int], list[int]](list)
+
+    def made(number: int) -> Any:
+        def run(_: Any, start: int, end: int) -> None:
+            begun[number, threading.get_ident()].append(start)
+            time.sleep(0.02)  # the other thread has time to come
+
+        return _ROW(run)
+
+    functions = [made(number) for number in range(6)]
+    table = b"".join(_row(function, 2 * 4 * THREADED, LOOSE) for function in functions)
+    assert machine.driver()(table, 6, 2 * sign, 0) == 0
+    middle, first = 4 * THREADED, threading.get_ident()
+    of_first = [starts[0] for (_, ident), starts in begun.items() if ident == first]
+    of_other = [starts[0] for (_, ident), starts in begun.items() if ident != first]
+    assert of_first == [0] * 6
+    assert of_other.count(middle) >= 4, of_other  # it may come late to the first
+
+
 def test_a_serial_row_finds_one_thread_and_torch_gets_its_threads_back() -> None:
     seen: list[bool] = []
     serial = _ROW(lambda *_: seen.append(bool(_asked("omp_in_parallel")) or _asked("omp_get_max_threads") == 1))
@@ -293,9 +317,9 @@ def _marked(marks: int, *sizes: int) -> tuple[list[Any], bytes, list[tuple[int, 
 @pytest.mark.parametrize("marks", [0, LOOSE, APART])
 def test_own_threads_do_what_torchs_do(marks: int) -> None:
     """Rows are cut in the same way. Rows that are apart run all the same, though there should be none."""
-    sizes = (5, 131_072, 40_000, 7, 200_001, 1)
+    sizes = (5, 131_072, 40_000, 7, 900_001, 1)
     _functions, table, seen = _marked(marks, *sizes)
-    for threads in (2, 3, 5, 2):
+    for threads in (2, 3, 5, 2, 11, 3):  # also more of them than tickets
         assert machine.driver()(table, len(sizes), threads, 0) == 0
         by_torch = sorted(seen)
         seen.clear()

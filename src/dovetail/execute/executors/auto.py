@@ -13,9 +13,9 @@ from dovetail.analysis.call_bound import is_call_bound
 from dovetail.deferred import deferred
 from dovetail.execute.protocol import GroupingExecutor
 from dovetail.ir.node_groups import NodeGroup
+from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Program
 from dovetail.ir.text import Names
-from dovetail.ops.packing import reads_panels, rounds_rows
 
 if TYPE_CHECKING:
     from dovetail.execute.native import executor as native
@@ -61,8 +61,8 @@ class AutoExecutor:
         return int8_rows.multiplies_int8_panels()
 
     def claim(self, node: Node) -> bool:
-        """Whether the node multiplies by panels; no other node, by itself."""
-        return (reads_panels(node.target) or rounds_rows(node.target)) and panel_calls.has_kernel(node.target)
+        """Whether there is a kernel for its primitive; no other node, by itself."""
+        return isinstance(node.target, Prim) and panel_calls.has_kernel(node.target)
 
     def call(self, names: Names, node: Node) -> str:
         """The call of a claimed node."""

@@ -15,7 +15,7 @@ import math
 from dataclasses import dataclass
 from functools import cache
 
-from dovetail.execute.native.channel_vectors import ChannelVectors, share
+from dovetail.execute.native.channel_vectors import ChannelVectors
 from dovetail.execute.native.llvm_function import Function
 from dovetail.execute.native.machine import function_of
 from dovetail.execute.native.tile_text import ATTRIBUTES, Tile, declarations, tiles_text, zeros
@@ -108,7 +108,7 @@ def _heads_text() -> str:
         out.set(f"alloca float, i64 {count}, align 64")
         for count in (out.mul(columns, width), out.mul(width, keys), out.mul(columns, str(_ROWS)))
     )
-    first, end = share(out, told.items, out.mul(told.batch, told.heads))
+    first, end = out.share(told.items, out.mul(told.batch, told.heads))
     with out.loop(first, end) as job:
         made, query, key, value, mask = told.of_head(out, job)
         down = told.down

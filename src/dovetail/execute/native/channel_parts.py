@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import accumulate
 from math import prod
 
-from dovetail.execute.native.channel_vectors import ChannelVectors, row_function, share
+from dovetail.execute.native.channel_vectors import ChannelVectors, row_function
 from dovetail.execute.native.claim_base import ImageClaim
 from dovetail.execute.native.convolution_rows import is_image
 from dovetail.execute.native.llvm_function import Function
@@ -73,7 +73,7 @@ def channel_parts_text(lanes: int) -> str:
     vectors = ChannelVectors(out, lanes)
     items, made, part = out.slot("%row", 0), out.slot("%row", 1, "ptr"), out.slot("%row", 2, "ptr")
     pixels, channels, width, place = (out.slot("%row", at) for at in range(3, 7))
-    first, end = share(out, items, pixels)
+    first, end = out.share(items, pixels)
     start = out.element("float", made, place)
     with out.loop(first, end) as pixel, out.loop("0", width, str(lanes)) as c:
         there = vectors.mask(out.set(f"sub i64 {width}, {c}"))

@@ -45,13 +45,6 @@ class ChannelVectors:
         )
 
 
-def share(out: Function, items: str, jobs: str) -> tuple[str, str]:
-    """The first of the jobs of a share of the work (`%from` to `%to` of the items), and the one behind its last."""
-    last = out.set(f"sub i64 {items}, 1")
-    first, end = (out.set(f"sdiv i64 {out.add(out.mul(bound, jobs), last)}, {items}") for bound in ("%from", "%to"))
-    return first, end
-
-
 def row_function(name: str, text: Callable[[int], str]) -> int:
     """The address of a row's function. text: of its module, which calls no others, for vectors of so many lanes."""
     return _row_function(name, text, usual_tile().lanes)

@@ -119,11 +119,10 @@ def convolution_row(claims: Sequence[ConvolutionClaim], _: Storages, addresses: 
         before, after, room = [take], [let_go], Address(value)
     if plan.filled:
         items, *sizes = plan.filled
-        is_weight = plan.kind == "winograd"
-        copy = "winograd_weight" if is_weight else "planes" if claim.is_of_planes else "pad"
-        source, more = weights[0] if is_weight else x, struct.pack(f"{len(sizes)}q", *sizes)
+        copy = "winograd_weight" if plan.fills_weight else "planes" if claim.is_of_planes else "pad"
+        source, more = weights[0] if plan.fills_weight else x, struct.pack(f"{len(sizes)}q", *sizes)
         before.append(ReadyRow(convolution_function(copy, tile), items, (room, source), more=more, marks=LOOSE))
-        x = x if is_weight else room
+        x = x if plan.fills_weight else room
     flags = [value is not None for value in given]
     more = struct.pack(f"{len(plan.sizes) + len(flags)}q2fq", *plan.sizes, *flags, *claim.finish)
     pointers = (out, x, *weights) if plan.kind == "pixels" else (out, x, *weights, room)

@@ -76,6 +76,11 @@ class Plan:
     sizes: tuple[int, ...]
     kind: str
 
+    @property
+    def fills_weight(self) -> bool:
+        """Whether the row before transforms the weight; else it copies the input, which is read where it puts it."""
+        return self.kind == "winograd"
+
 
 def planned(
     given: Sequence[int],
@@ -234,10 +239,9 @@ def convolution_call(run: PanelConv, tile: Tile | None = None) -> Callable[..., 
             room = memory.data_ptr()
         if plan.filled:
             items, *sizes = plan.filled
-            is_weight = plan.kind == "winograd"
-            given = [room, taps.data_ptr() if is_weight else start]
-            table = table_row(fill[is_weight], items, given, (), struct.pack(f"{len(sizes)}q", *sizes))
-            start = start if is_weight else room
+            given = [room, taps.data_ptr() if plan.fills_weight else start]
+            table = table_row(fill[plan.fills_weight], items, given, (), struct.pack(f"{len(sizes)}q", *sizes))
+            start = start if plan.fills_weight else room
         pointers = (out, start, taps.data_ptr(), out if bias is None else bias.data_ptr())
         is_added = addend is not None and groups == 1 and _lies_as(addend, made)
         within = finish if addend is None or is_added else None

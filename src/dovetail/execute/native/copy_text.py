@@ -51,8 +51,7 @@ def _shared_text() -> str:
     out = Function(f"define void @{_SHARED_NAME}(ptr %row, i64 %from, i64 %to)")
     items, result, source = out.slot("%row", 0), out.slot("%row", 1, "ptr"), out.slot("%row", 2, "ptr")
     rows, width, place, pitch, source_pitch = (out.slot("%row", 3 + at) for at in range(_SLOTS))
-    first, end = (out.parts(out.mul(bound, rows), items) for bound in ("%from", "%to"))
-    _copy(out, (first, end), (out.element("i8", result, place), pitch), (source, source_pitch), width)
+    _copy(out, out.share(items, rows), (out.element("i8", result, place), pitch), (source, source_pitch), width)
     return _DECLARED + out.finished()
 
 

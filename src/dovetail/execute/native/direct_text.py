@@ -95,7 +95,7 @@ def _function(tile: Tile) -> str:
     panel_size = out.set(f"mul i64 {out.mul(line, at['tall'])}, {WIDTH}")
     chunks = out.parts(pixels, at["chunk"])
     jobs = out.mul(chunks, at["panels_count"])
-    first, end = (_share(out, bound, jobs, at["items"]) for bound in ("%from", "%to"))
+    first, end = out.share(at["items"], jobs)
     image = out.variable("ptr", at["x"])  # where the line of number 0 is, or would be
     has_rooms, room = at.is_set("rooms"), out.variable("i64", "0")
     taken = f"ptr {at.address('taken')}"
@@ -255,8 +255,3 @@ def _put_lines(out: Function, at: Slots, image: str, room: str, pixels: tuple[st
     out.line(lines_call(to, at["x"], first, end, tuple(at[name] for name in names)))
     skipped = out.mul(first, out.mul(at["wide"], at["inputs"]))
     out.line(f"store ptr {out.element('float', to, out.set(f'sub i64 0, {skipped}'))}, ptr {image}, align 8")
-
-
-def _share(out: Function, bound: str, jobs: str, items: str) -> str:
-    """Which job starts at an item."""
-    return out.parts(out.mul(bound, jobs), items)

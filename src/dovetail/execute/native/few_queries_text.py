@@ -13,7 +13,7 @@ from __future__ import annotations
 from functools import cache
 
 from dovetail.execute.native.attention_text import HeadsRow, folds_text, softmax_text
-from dovetail.execute.native.channel_vectors import ChannelVectors, share
+from dovetail.execute.native.channel_vectors import ChannelVectors
 from dovetail.execute.native.llvm_function import Function
 from dovetail.execute.native.machine import function_of
 from dovetail.execute.native.tile_text import ATTRIBUTES, Tile, declarations
@@ -58,7 +58,7 @@ def _rows_text(lanes: int) -> str:
         count = out.set(f"call i64 @llvm.smin.i64(i64 {left}, i64 {_BLOCK})")
         return out.element("float", lines, out.add(out.mul(query, columns), block)), count
 
-    first, end = share(out, told.items, out.mul(told.batch, told.heads))
+    first, end = out.share(told.items, out.mul(told.batch, told.heads))
     with out.loop(first, end) as job:
         made, x, key, value, mask = told.of_head(out, job)
         with out.loop("0", keys, str(_BLOCK)) as block:

@@ -17,7 +17,7 @@ from typing import cast
 
 import torch
 
-from dovetail.execute.native.channel_vectors import ChannelVectors, row_function, share
+from dovetail.execute.native.channel_vectors import ChannelVectors, row_function
 from dovetail.execute.native.claim_base import ImageClaim
 from dovetail.execute.native.convolution_rows import is_image
 from dovetail.execute.native.driver import LOOSE, THREADED
@@ -42,11 +42,6 @@ class GroupNormClaim(ImageClaim):
     """See `rows.RowClaim`. sizes: images, rows, columns, channels."""
 
     __slots__ = ()
-
-    @property
-    def pays_alone(self) -> bool:
-        """By itself it is called from Python."""
-        return False
 
 
 def group_norm_claim(node: Node) -> GroupNormClaim | None:
@@ -118,7 +113,7 @@ def group_norm_text(lanes: int) -> str:
     """The module, for vectors of so many lanes."""
     out = Function(f"define void @{_NAME}(ptr %row, i64 %from, i64 %to) {ATTRIBUTES}")
     of = _Block(out, lanes)
-    first, end = share(out, out.slot("%row", 0), out.mul(of.images, of.blocks))
+    first, end = out.share(out.slot("%row", 0), out.mul(of.images, of.blocks))
     with out.loop(first, end) as job:
         start, to, channel = of.place(job)
         of.add_up(start, of.means, is_spread=False)

@@ -50,6 +50,13 @@ class Function:
         """How many parts of a size there are of so many things, the last one smaller perhaps."""
         return self.set(f"sdiv i64 {self.add(count, self.add(size, '-1'))}, {size}")
 
+    def share(self, items: str, jobs: str) -> tuple[str, str]:
+        """The first of the jobs of a share of a row's work (`%from` to `%to` of its items), and the one behind the
+        last.
+        """
+        first, end = (self.parts(self.mul(bound, jobs), items) for bound in ("%from", "%to"))
+        return first, end
+
     def least(self, a: str, b: str) -> str:
         """The lesser of two numbers of 64 bits; the module declares `llvm.smin.i64`."""
         return self.set(f"call i64 @llvm.smin.i64(i64 {a}, i64 {b})")

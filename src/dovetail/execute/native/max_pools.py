@@ -13,7 +13,7 @@ import struct
 from collections.abc import Sequence
 from math import prod
 
-from dovetail.execute.native.channel_vectors import ChannelVectors, row_function, share
+from dovetail.execute.native.channel_vectors import ChannelVectors, row_function
 from dovetail.execute.native.claim_base import ImageClaim
 from dovetail.execute.native.convolution_rows import is_image
 from dovetail.execute.native.driver import LOOSE
@@ -70,7 +70,7 @@ def max_pool_text(lanes: int) -> str:
     items, made, x = out.slot("%row", 0), out.slot("%row", 1, "ptr"), out.slot("%row", 2, "ptr")
     images, rows, columns, channels, high, wide, *window = (out.slot("%row", at) for at in range(3, 15))
     tall, broad, down, across, above, before = window
-    first, end = share(out, items, out.mul(images, rows))
+    first, end = out.share(items, out.mul(images, rows))
     with out.loop(first, end) as line:
         image, row = (out.set(f"{what} i64 {line}, {rows}") for what in ("sdiv", "srem"))
         y, y_end = _inside(out, (row, down, above), tall, high)

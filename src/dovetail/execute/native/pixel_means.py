@@ -15,7 +15,7 @@ from dataclasses import replace
 from math import prod
 
 from dovetail.execute.native.call_memory import around
-from dovetail.execute.native.channel_vectors import ChannelVectors, row_function, share
+from dovetail.execute.native.channel_vectors import ChannelVectors, row_function
 from dovetail.execute.native.claim_base import ImageClaim
 from dovetail.execute.native.convolution_rows import is_image
 from dovetail.execute.native.llvm_function import Function
@@ -28,11 +28,8 @@ from dovetail.ops.panel_convolutions import PIXEL_MEAN
 
 _NAME = "pixel_mean"
 _VECTORS = 4  # whose sums are in registers
-_FEW, _MANY, _ITEMSIZE = (
-    8,
-    1 << 16,
-    4,
-)  # jobs that threads cannot share well; elements that pay for it; bytes of a `float`
+_FEW, _MANY = 8, 1 << 16  # jobs that threads cannot share well; elements from which on a row more pays
+_ITEMSIZE = 4  # bytes of a `float`
 
 
 class PixelMeanClaim(ImageClaim):
@@ -100,7 +97,7 @@ def pixel_mean_text(lanes: int) -> str:
 
     groups = out.set(f"sdiv i64 {out.add(channels, str(wide - 1))}, {wide}")
     jobs, by = out.mul(images, groups), out.spread("float", divisor, lanes)
-    first, end = share(out, items, jobs)
+    first, end = out.share(items, jobs)
     line = out.mul(columns, channels)
     with out.loop(first, end) as job:
         image, group = (out.set(f"{what} i64 {job}, {groups}") for what in ("sdiv", "srem"))

@@ -81,7 +81,7 @@ def _function(tile: Tile) -> str:
     is_whole = at.is_set("part")
     several = out.set(f"select i1 {is_whole}, i64 {at['panels_count']}, i64 1")  # jobs that stay together
     jobs = out.set(f"select i1 {is_whole}, i64 {chunks}, i64 {out.mul(chunks, at['panels_count'])}")
-    first, end = (out.mul(out.parts(out.mul(bound, jobs), at["items"]), several) for bound in ("%from", "%to"))
+    first, end = (out.mul(edge, several) for edge in out.share(at["items"], jobs))
     taken = f"ptr {at.address('taken')}"
     number = out.set(f"call i64 @NAME_take({taken}, i64 {at['rooms']})")
     chunk = _Chunk(out, tile, at, (down, across), number)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
+from dovetail.execute.native.channel_vectors import ChannelVectors
 from dovetail.execute.native.llvm_function import Function
 from dovetail.execute.native.tile_text import ATTRIBUTES, Tile, declarations
 from dovetail.ops.few_products import APART, KERNEL, PRODUCTS, READ, STEP
@@ -28,8 +29,7 @@ def winograd_weight_text(tile: Tile) -> str:
     items, inputs, outputs = (out.slot("%row", at) for at in (0, 3, 4))
     room, panels = (out.slot("%row", at, "ptr") for at in (1, 2))
     count = out.parts(outputs, str(WIDTH))
-    lines = out.mul(count, inputs)
-    first, end = (out.parts(out.mul(bound, lines), items) for bound in ("%from", "%to"))
+    first, end = out.share(items, out.mul(count, inputs))
     apart = weights_apart(out, inputs)
     with out.loop("0", count) as panel:
         start = out.mul(panel, inputs)
@@ -91,13 +91,6 @@ class _Vectors:
     def mask(self, condition: str) -> str:
         """One truth value, so many times."""
         return self.out.spread("i1", condition, self.lanes)
-
-    def load_if(self, mask: str, start: str, index: str) -> str:
-        """What is in memory where the mask holds, and zeros."""
-        given = (
-            f"ptr {self.out.element('float', start, index)}, i32 4, {self.masks} {mask}, {self.kind} zeroinitializer"
-        )
-        return self.out.set(f"call {self.kind} @llvm.masked.load.v{self.lanes}f32.p0({given})")
 
     def store(self, vector: str, start: str, index: str) -> None:
         self.out.line(f"store {self.kind} {vector}, ptr {self.out.element('float', start, index)}, align 4")
@@ -176,7 +169,7 @@ def _pixels_text(tile: Tile) -> str:
     """
     head = f"{_IMAGE}, i64 %count, ptr %to, i64 %apart"
     out = Function(f"define internal void @NAME_pixels({head}) noinline {ATTRIBUTES}")
-    vectors, line = _Vectors(out, tile.lanes), out.mul("%width", "%inputs")
+    vectors, masked, line = _Vectors(out, tile.lanes), ChannelVectors(out, tile.lanes), out.mul("%width", "%inputs")
     lines = [out.add("%y", str(i)) for i in range(READ)]
     rows = [vectors.mask(out.set(f"icmp ult i64 {y}, %height")) for y in lines]
     starts = [out.element("float", "%x", out.mul(y, line)) for y in lines]
@@ -186,7 +179,7 @@ def _pixels_text(tile: Tile) -> str:
             is_there = vectors.mask(out.set(f"icmp ult i64 {number}, %width"))
             place = out.add(out.mul(number, "%inputs"), c)
             read = [
-                vectors.load_if(out.set(f"and {vectors.masks} {row}, {is_there}"), start, place)
+                masked.load(out.element("float", start, place), out.set(f"and {vectors.masks} {row}, {is_there}"))
                 for row, start in zip(rows, starts, strict=True)
             ]
             return vectors.pixels(read)
