@@ -31,11 +31,11 @@ from dovetail.torch_compat.kernel_strides import (
     like_strides,
     operands_read,
     place_of_model,
-    strides_of_any_size,
     view_strides,
 )
 from dovetail.torch_compat.own_fakes import OWN_FAKES
 from dovetail.torch_compat.resampling import resampled_on_fakes
+from dovetail.torch_compat.symbolic_strides import strides_of_any_size
 from dovetail.torch_compat.symbolic_views import viewed
 from dovetail.torch_compat.zero_tensors import answered_anew
 

@@ -22,7 +22,6 @@ _aten = torch.ops.aten
 
 Layout: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]  # shape and strides
 _CHANNELS_LAST = (0, 2, 3, 1)
-_STAND_INS = (5, 7)  # for sizes that are symbols
 
 
 def iterator_strides(shape: Sequence[int], operands: Sequence[Layout]) -> tuple[int, ...]:
@@ -34,25 +33,9 @@ def iterator_strides(shape: Sequence[int], operands: Sequence[Layout]) -> tuple[
         strides = _fast(shape, operands)
         if strides is not None:
             return strides
-    return _packed(shape, _ordered(shape, [_broadcast(shape, *operand) for operand in operands]))
-
-
-def strides_of_any_size(operands: Sequence[Any], made: torch.Tensor) -> tuple[int, ...] | None:
-    """See `iterator_strides`, of a result whose sizes are symbols; None where its strides depend on them."""
-    tensors = [operand for operand in operands if isinstance(operand, torch.Tensor)]
-    if any(type(step) is not int for tensor in (made, *tensors) for step in tensor.stride()):
-        return None
-
-    def known(tensor: torch.Tensor, number: int) -> torch.Tensor:
-        shape = [size if type(size) is int else number for size in tensor.shape]
-        return torch.empty_strided(shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-
-    found = set[tuple[int, ...]]()
-    for number in _STAND_INS:
-        read = [known(each, number) if isinstance(each, torch.Tensor) else each for each in operands]
-        result = known(made, number)
-        found.add(tuple(iterator_strides(result.shape, layouts_read(read, result))))
-    return found.pop() if len(found) == 1 else None
+    return packed_strides(
+        shape, order_of_dimensions(shape, [broadcast_strides(shape, *operand) for operand in operands])
+    )
 
 
 def layouts_read(operands: Sequence[Any], made: torch.Tensor) -> list[Layout]:
@@ -80,9 +63,9 @@ def like_strides(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]
     """Strides of a new tensor that is to lie as another one. Source: `empty_like` in ATen/TensorFactories.cpp, and
     `infer_dense_strides` in ATen/ExpandUtils.cpp.
     """
-    if _is_packed(shape, stride, _by_stride(shape, stride)):
+    if _ispacked_strides(shape, stride, _by_stride(shape, stride)):
         return tuple(stride)
-    return _packed(shape, _ordered(shape, [stride]))
+    return packed_strides(shape, order_of_dimensions(shape, [stride]))
 
 
 def place_of_model(op: Any, args: Sequence[Any]) -> int | None:
@@ -148,13 +131,13 @@ def expand_strides(
 
 def _fast(shape: Sequence[int], operands: Sequence[Layout]) -> tuple[int, ...] | None:
     ranges = list(reversed(range(len(shape))))
-    if all(_is_packed(own, stride, ranges) for own, stride in operands):
-        return _packed(shape, ranges)
+    if all(_ispacked_strides(own, stride, ranges) for own, stride in operands):
+        return packed_strides(shape, ranges)
     last = list(reversed(_CHANNELS_LAST))
-    if len(shape) == 4 and all(_is_packed(own, stride, last) for own, stride in operands):
-        return _packed(shape, last)
+    if len(shape) == 4 and all(_ispacked_strides(own, stride, last) for own, stride in operands):
+        return packed_strides(shape, last)
     first = operands[0][1]
-    if all(stride == first for _, stride in operands) and _is_packed(shape, first, _by_stride(shape, first)):
+    if all(stride == first for _, stride in operands) and _ispacked_strides(shape, first, _by_stride(shape, first)):
         return first
     return None
 
@@ -163,29 +146,31 @@ def _by_stride(shape: Sequence[int], stride: Sequence[int]) -> list[int]:
     return sorted(range(len(shape)), key=lambda dim: (stride[dim], shape[dim]))
 
 
-def _is_packed(shape: Sequence[int], stride: Sequence[int], order: Sequence[int]) -> bool:
+def _ispacked_strides(shape: Sequence[int], stride: Sequence[int], order: Sequence[int]) -> bool:
     """Whether the dimensions, from the fastest on, follow each other without gaps; those of size 1 do not count."""
     wide = [dim for dim in order if shape[dim] != 1]
     steps = [1, *(stride[dim] * shape[dim] for dim in wide)]
     return all(stride[dim] == step for dim, step in zip(wide, steps, strict=False))
 
 
-def _packed(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+def packed_strides(shape: Sequence[Any], order: Sequence[int]) -> tuple[Any, ...]:
+    """The strides of dimensions that follow each other without gaps, in this order from the fastest on."""
     found, step = [0] * len(shape), 1
     for dim in order:
         found[dim] = step
-        step *= max(shape[dim], 1)
+        step *= max(shape[dim], 1) if type(shape[dim]) is int else torch.sym_max(shape[dim], 1)
     return tuple(found)
 
 
-def _broadcast(shape: Sequence[int], own: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]:
+def broadcast_strides(shape: Sequence[int], own: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]:
+    """The strides of an operand as it is read for a wider result: 0 where it is repeated."""
     missing = len(shape) - len(own)
     wide = zip(own, stride, shape[missing:], strict=True)
     return (*[0] * missing, *(0 if size == 1 and wanted != 1 else step for size, step, wanted in wide))
 
 
-def _ordered(shape: Sequence[int], operands: Sequence[Sequence[int]]) -> list[int]:
-    """The dimensions, from the fastest on, as operands with these strides tell."""
+def order_of_dimensions(shape: Sequence[int], operands: Sequence[Sequence[int]]) -> list[int]:
+    """The dimensions, from the fastest on, as operands with these strides tell `TensorIterator`."""
     order = list(reversed(range(len(shape))))
     for position in range(1, len(order)):
         place = position

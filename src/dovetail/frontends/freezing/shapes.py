@@ -239,9 +239,12 @@ def _check_equal(free: FreeSizes, leaves: Sequence[Any]) -> None:
 
 
 def _order(tensor: torch.Tensor) -> list[int]:
-    """The dimensions from the one of the widest steps to the one of the narrowest."""
-    strides = tensor.stride()
-    return sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], dim))
+    """The dimensions from the one of the widest steps to the one of the narrowest.
+
+    One of size 1 lies within another of equal steps: around that, its steps would be wider.
+    """
+    shape, strides = tensor.shape, tensor.stride()
+    return sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], shape[dim] == 1, dim))
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

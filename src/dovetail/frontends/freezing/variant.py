@@ -99,11 +99,14 @@ class FrozenGuard:
             assert meta is not None, "inputs that are tensors are described"
             wanted = strides_of(meta, sizes)
             given = tensor.stride()
-            differs = given != wanted and any(
-                a != b and size > 1 for a, b, size in zip(given, wanted, tensor.shape, strict=True)
-            )
-            if not differs and not tensor.is_conj() and not tensor.is_neg():
+            is_resolved = not tensor.is_conj() and not tensor.is_neg()
+            if given == wanted and is_resolved:
                 found.append(tensor)
+                continue
+            steps = zip(given, wanted, tensor.shape, strict=True)
+            if is_resolved and all(a == b or size == 1 for a, b, size in steps):
+                # its bytes lie as wanted, but kernels tell memory formats by the steps of dimensions of size 1, too
+                found.append(tensor.as_strided(tensor.shape, wanted))
                 continue
             if number in self._written or number in self._handed_out:
                 does = "writes it" if number in self._written else "returns memory of it"

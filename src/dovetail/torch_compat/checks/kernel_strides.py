@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from dovetail.torch_compat import kernel_strides
 from dovetail.torch_compat.checks.difference import first_difference
@@ -78,18 +75,6 @@ def check_expand_strides() -> str | None:
     return first_difference(*found)
 
 
-def check_strides_of_any_size() -> str | None:
-    """Activations of batches of any size have the strides of kernels."""
-    real = torch.ones(3, 2, 1, 1).as_strided((3, 2, 1, 1), (2, 1, 2, 2))
-    sizes: Any = StatelessSymbolicContext([DimDynamic.DYNAMIC, *[DimDynamic.STATIC] * 3])
-    with FakeTensorMode(shape_env=ShapeEnv()) as mode:
-        x = mode.from_tensor(real, symbolic_context=sizes)
-        told = kernel_strides.strides_of_any_size([x], x)
-    if told != real.relu().stride():
-        return f"relu of a batch of any size has the strides {real.relu().stride()}, and {told} was told"
-    return None
-
-
 def check_layouts_read() -> str | None:
     """Products and choices of an expanded tensor and one of another dtype, which is converted, or is not."""
     found = []
@@ -134,5 +119,5 @@ def _ordered(shape: tuple[int, ...], order: tuple[int, ...]) -> torch.Tensor:
 
 CHECKS = (
     *(check_iterator_strides, check_like_strides, check_view_strides, check_expand_strides),
-    *(check_strides_of_any_size, check_layouts_read, check_operands_read, check_place_of_model),
+    *(check_layouts_read, check_operands_read, check_place_of_model),
 )
