@@ -35,6 +35,30 @@ def test_before_and_after() -> None:
     assert len(before.nodes) == 4
 
 
+def test_what_is_only_a_model_goes() -> None:
+    """The gradient of a sum begins with ones like it: they do not need the sum."""
+    b = Builder("x")
+    total = b.call("total", aten.sum.default, b.inputs[0], shape=())
+    ones = b.call("ones", aten.ones_like.default, total, shape=())
+    row = b.call("row", aten.new_full.default, total, [2], 3, shape=(2,), dtype=torch.int64)
+    after, report = remove_dead_code(b.program(ones, row))
+    assert [(str(node.target), node.args, dict(node.kwargs)["dtype"]) for node in after.nodes] == [
+        ("aten.ones.default", ([],), torch.float32),
+        ("aten.full.default", ([2], 3), torch.int64),
+    ]
+    assert report.removed == ("total",)
+
+
+def test_a_model_that_is_read_or_lies_otherwise_stays() -> None:
+    b = Builder("x")
+    total = b.call("total", aten.sum.default, b.inputs[0], shape=())
+    ones = b.call("ones", aten.ones_like.default, total, shape=())
+    turned = b.call("turned", aten.mm.default, b.inputs[0], b.inputs[0], shape=(3, 4), stride=(1, 3))
+    zeros = b.call("zeros", aten.zeros_like.default, turned, shape=(3, 4), stride=(1, 3))
+    program = b.program(ones, b.call("more", aten.neg.default, total, shape=()), zeros)
+    assert remove_dead_code(program)[0] is program
+
+
 def test_nothing_to_remove_gives_the_same_program() -> None:
     b = Builder("x")
     program = b.program([b.call("a", aten.sin.default, b.inputs[0])])

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 
 from dovetail.ir.program import TensorMeta
 
+_MOST_OF_ONE = 256
+"""Rows of one element, at most: loops take 3 to 6 ns for each, torch's kernels less than 1, but 2 us for a call."""
+
 
 @dataclass(frozen=True, slots=True)
 class Grid:
@@ -33,7 +36,7 @@ class Pitch:
 def grid_of(metas: Sequence[TensorMeta]) -> Grid | None:
     """How tensors lie in rows, in the order of memory. The first is written; the others may be repeated for its rows.
 
-    None where they lie in another way, where that is not known, or where there is only one row.
+    None where they lie in another way, where that is not known, or where there is only one row without gaps.
     """
     shape = metas[0].shape
     strides = [found for meta in metas if (found := _strides_for(meta, len(shape))) is not None]
@@ -51,6 +54,8 @@ def grid_of(metas: Sequence[TensorMeta]) -> Grid | None:
             joined[-1] = (joined[-1][0] * size, joined[-1][1])
         else:
             joined.append((size, own))
+    if len(joined) == 1 and joined[0][0] <= _MOST_OF_ONE and any(step != 1 for step in joined[0][1]):
+        joined.insert(0, (1, (1,) * len(metas)))  # rows of one element
     if len(joined) != 2:
         return None
     (inner, steps), (rows, pitches) = joined

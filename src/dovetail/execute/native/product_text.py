@@ -1,7 +1,8 @@
-"""LLVM's text of the rows of products: a call of BLAS, after a copy of what is added.
+"""LLVM's text of the rows of products: a call of BLAS, after copies of what is added, and of what BLAS cannot read.
 
-    slots: 1, pointers (result, first, second, start), turned (two), sizes (three), leading dimensions (three), alpha,
-    beta; with a start: the result's sizes, the start's strides
+    slots: 1, pointers (result, first, second, start, memory of each copy), turned (two), sizes (three), leading
+    dimensions (three), alpha, beta; with a start: the result's sizes, the start's strides; of each operand that is
+    copied: its sizes and strides
 
 BLAS takes the addresses of its numbers, so it is given those of the slots.
 
@@ -20,26 +21,39 @@ _BYTES = {"float": 4, "double": 8}
 
 
 @cache
-def product_function(element: str, has_start: bool) -> int | None:
-    """The address of the function of such rows; None where this torch has no BLAS to call."""
-    name = f"product_{element}{'_with_start' if has_start else ''}"
-    return function_of(_text(name, element, has_start), name, (SYMBOLS[element],))
+def product_function(element: str, has_start: bool, copied: tuple[bool, bool]) -> int | None:
+    """The address of the function of such rows; None where this torch has no BLAS to call.
+
+    copied: by operand, in the order of the call.
+    """
+    copies = "".join(f"_{at}" for at, is_copied in enumerate(copied) if is_copied)
+    name = f"product_{element}{'_with_start' if has_start else ''}{copies}"
+    return function_of(_text(name, element, has_start, copied), name, (SYMBOLS[element],))
 
 
-def _text(name: str, element: str, has_start: bool) -> str:
-    pointers = 4 if has_start else 3
+def _text(name: str, element: str, has_start: bool, copied: tuple[bool, bool]) -> str:
+    pointers = 3 + has_start + sum(copied)
     out = Function(f"define void @{name}(ptr %row, i64 %from, i64 %to)")
-    result, first, second = (out.slot("%row", at, "ptr") for at in (1, 2, 3))
+    result, *operands = (out.slot("%row", at, "ptr") for at in (1, 2, 3))
     told = [out.element("i64", "%row", str(pointers + 1 + at)) for at in range(10)]
+    numbers = iter(range(pointers + 11, pointers + 11 + 4 * (has_start + sum(copied))))
+
+    def copy(into: str, source: str) -> None:
+        given = ", ".join(f"i64 {out.slot('%row', next(numbers))}" for _ in range(4))
+        out.line(f"call void @{name}_copy(ptr {into}, ptr {source}, {given})")
+
     if has_start:
-        numbers = [out.slot("%row", 15 + at) for at in range(4)]
-        given = ", ".join([f"ptr {result}", f"ptr {out.slot('%row', 4, 'ptr')}", *(f"i64 {v}" for v in numbers)])
-        out.line(f"call void @{name}_copy({given})")
+        copy(result, out.slot("%row", 4, "ptr"))
+    rooms = iter(range(4 + has_start, pointers + 1))
+    for at in (at for at, is_copied in enumerate(copied) if is_copied):
+        room = out.slot("%row", next(rooms), "ptr")
+        copy(room, operands[at])
+        operands[at] = room
     turned, sizes, leading, (alpha, beta) = told[:2], told[2:5], told[5:8], told[8:]
-    arguments = [*turned, *sizes, alpha, first, leading[0], second, leading[1], beta, result, leading[2]]
+    arguments = [*turned, *sizes, alpha, operands[0], leading[0], operands[1], leading[1], beta, result, leading[2]]
     out.line(f"call void @{SYMBOLS[element]}({', '.join(f'ptr {each}' for each in arguments)})")
     declared = f"declare void @{SYMBOLS[element]}({', '.join(['ptr'] * 13)})\n"
-    return declared + out.finished() + (_copy_text(name, element) if has_start else "")
+    return declared + out.finished() + (_copy_text(name, element) if has_start or any(copied) else "")
 
 
 def _copy_text(name: str, element: str) -> str:

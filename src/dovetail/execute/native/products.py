@@ -1,9 +1,9 @@
 """Products of matrices as rows: the calls of BLAS that torch itself makes, with the same flags.
 
 torch hands `sgemm_` and `dgemm_` what it finds in the strides: the result is taken as a matrix of columns, turned round
-where its rows lie one after the other, and an operand is taken as it is or turned. What is added (`addmm`) is copied
-into the result first. Whatever else torch would do (copies of operands that BLAS cannot read, other libraries) is left
-to `aten`, and for each shape and each order in memory a product is tried beside torch's before it is claimed.
+where its rows lie one after the other, and an operand is taken as it is or turned; one that BLAS cannot read, such as
+an expanded one, is copied before. What is added (`addmm`) is copied into the result first. Whatever else torch would do
+is left to `aten`, and for each shape and each order in memory a product is tried beside torch's before it is claimed.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from math import prod
 from typing import Any
 
 import torch
 
+from dovetail.execute.native.call_memory import around
 from dovetail.execute.native.claim_base import ELEMENTS, ClaimBase
 from dovetail.execute.native.driver import APART, SERIAL
 from dovetail.execute.native.machine import driver
@@ -46,16 +48,19 @@ Matrix = tuple[tuple[int, int], tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What BLAS is told. is_swapped: the second operand comes first. turned: by operand, in the order of the call."""
+    """What BLAS is told. is_swapped: the second operand comes first. turned, copied: by operand, in the order of the
+    call.
+    """
 
     is_swapped: bool
     turned: tuple[bool, bool]
+    copied: tuple[bool, bool]
     sizes: tuple[int, int, int]
     leading: tuple[int, int, int]
 
 
 def blas_call(first: Matrix, second: Matrix, result: Matrix) -> Call | None:
-    """The call for a product; None where torch would copy an operand or the result before it.
+    """The call for a product; None where torch would copy the result before it.
 
     Source: torch's `addmm_impl_cpu_` and `normalize_last_dims`.
     """
@@ -68,16 +73,14 @@ def blas_call(first: Matrix, second: Matrix, result: Matrix) -> Call | None:
         return None
     a, b = (second, first) if down else (first, second)
     m, n, k = result[0][down], result[0][across], a[0][across]
-    turned, leading = [], []
-    for (_, strides), height, width in ((a, m, k), (b, k, n)):
-        if strides[down] == 1 and strides[across] >= height:
-            turned.append(False)
-            leading.append(strides[across])
-        elif strides[across] == 1 and strides[down] >= width:
-            turned.append(True)
-            leading.append(strides[down])
-        else:
-            return None
+    turned, copied, leading = [], [], []
+    for (shape, strides), height, width in ((a, m, k), (b, k, n)):
+        is_read = strides[down] == 1 and strides[across] >= height
+        is_read_turned = not is_read and strides[across] == 1 and strides[down] >= width
+        is_copied = not is_read and not is_read_turned  # to rows that lie one after the other
+        turned.append(is_read_turned or (is_copied and not down))
+        copied.append(is_copied)
+        leading.append(shape[1] if is_copied else strides[down] if is_read_turned else strides[across])
     if m == 1 and turned[0]:
         leading[0] = k
     if k == 1:
@@ -85,7 +88,7 @@ def blas_call(first: Matrix, second: Matrix, result: Matrix) -> Call | None:
     if n == 1 and not turned[1]:
         leading[1] = k
     last = m if n == 1 else result[1][across]
-    return Call(bool(down), (turned[0], turned[1]), (m, n, k), (leading[0], leading[1], last))
+    return Call(bool(down), (turned[0], turned[1]), (copied[0], copied[1]), (m, n, k), (leading[0], leading[1], last))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,20 @@ class ProductClaim(ClaimBase):
     into: Value | None
     result: Value
     layout: None = None
+
+    @property
+    def has_scratch(self) -> bool:
+        """Whether the node's operator copies an operand."""
+        return self.room > 0
+
+    def bytes_in_row(self, alone: int) -> int:
+        """What copies of operands take."""
+        return self.room
+
+    @property
+    def room(self) -> int:
+        """All of that."""
+        return sum(_bytes_of(each, self.question.dtype) for each in _copies(self.question))
 
     def is_proven(self) -> bool:
         """Whether BLAS, called as here, gives torch's bits."""
@@ -179,14 +196,20 @@ def _matrices(metas: Sequence[TensorMeta], operands: int, most: int | None) -> l
 
 
 def product_row(claims: Sequence[ProductClaim], _: Storages, addresses: Addresses) -> ReadyRow | None:
-    """The row of a claim."""
+    """The row of a claim, with those around it that take memory for copies of operands."""
     (claim,) = claims
     function, order, more = _parts(claim.question)
     if function is None:
         return None
     values = [claim.written, *(value for value in claim.operands if isinstance(value, Value))]
-    pointers = tuple(addresses.get(values[at], Address(values[at])) for at in order)
-    return ReadyRow(function, 1, pointers, more=more, condition=products_are_exact, marks=APART)
+    pointers = [addresses.get(values[at], Address(values[at])) for at in order]
+    row = ReadyRow(function, 1, tuple(pointers), more=more, condition=products_are_exact, marks=APART)
+    sizes = [_bytes_of(each, claim.question.dtype) for each in _copies(claim.question)]
+    if not sizes:
+        return row
+    room, take, let_go = around(f"{claim.result.name}_copies", sum(sizes))
+    places = [Address(room, behind) for behind in accumulate(sizes[:-1], initial=0)]
+    return replace(row, pointers=(*pointers, *places), before=(take,), after=(let_go,))
 
 
 class SmallProductClaim(ProductClaim):
@@ -211,12 +234,29 @@ def small_product_row(claims: Sequence[SmallProductClaim], storages: Storages, a
     return None if row is None else replace(row, marks=SERIAL)
 
 
-def _parts(question: ProductQuestion) -> tuple[int | None, tuple[int, ...], bytes]:
-    """The function of a row, the order of its pointers (to the result, the operands, what is added), and more slots."""
+def _call(question: ProductQuestion) -> Call:
     call = blas_call(question.first, question.second, question.result)
     assert call is not None, "others are not claimed"
+    return call
+
+
+def _copies(question: ProductQuestion) -> list[Matrix]:
+    """The operands that are copied, in the order of the call."""
+    call, operands = _call(question), (question.first, question.second)
+    in_order = operands[::-1] if call.is_swapped else operands
+    return [operand for operand, is_copied in zip(in_order, call.copied, strict=True) if is_copied]
+
+
+def _bytes_of(matrix: Matrix, dtype: torch.dtype) -> int:
+    return prod(matrix[0]) * dtype.itemsize
+
+
+def _parts(question: ProductQuestion) -> tuple[int | None, tuple[int, ...], bytes]:
+    """The function of a row, the order of its pointers (to the result, the operands, what is added), and more slots."""
+    call = _call(question)
     order = (0, *((2, 1) if call.is_swapped else (1, 2)), *((3,) if question.start else ()))
-    return product_function(ELEMENTS[question.dtype], question.start is not None), order, _slots(question, call)
+    function = product_function(ELEMENTS[question.dtype], question.start is not None, call.copied)
+    return function, order, _slots(question, call)
 
 
 def _slots(question: ProductQuestion, call: Call) -> bytes:
@@ -224,9 +264,8 @@ def _slots(question: ProductQuestion, call: Call) -> bytes:
     one = struct.pack("f4x", 1.0) if question.dtype is torch.float32 else struct.pack("d", 1.0)
     turned = [ord("t" if is_turned else "n") for is_turned in call.turned]
     slots = struct.pack("8q", *turned, *call.sizes, *call.leading) + one + (one if question.start else bytes(8))
-    if question.start is not None:
-        slots += struct.pack("4q", *question.result[0], *question.start[1])
-    return slots
+    moved = [(question.result[0], question.start[1])] if question.start is not None else []
+    return slots + b"".join(struct.pack("4q", *sizes, *strides) for sizes, strides in (*moved, *_copies(question)))
 
 
 def _tried(question: ProductQuestion, starts: tuple[int, int]) -> bool:
@@ -250,7 +289,8 @@ def _tried(question: ProductQuestion, starts: tuple[int, int]) -> bool:
         expected = question.target(*tensors[3:], first, second, **({"out": copied(made)} if _has_out(question) else {}))
     except RuntimeError:
         return False
-    table = table_row(function, 1, [tensors[at].data_ptr() for at in order], (), more)
+    rooms = [scratch(sizes, question.dtype) for sizes, _ in _copies(question)]
+    table = table_row(function, 1, [each.data_ptr() for each in (*(tensors[at] for at in order), *rooms)], (), more)
     if driver()(table, 1, 1, 0):
         raise Refused
     return torch.equal(made, expected)
