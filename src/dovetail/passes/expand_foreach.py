@@ -4,15 +4,14 @@
 
 An operator on lists makes all of its results at once, so that everything a step of an optimizer needs for one parameter
 is alive for all of them. On the CPU torch runs such an operator one tensor after the other, with the operator for a
-single tensor: its results are the same, bit for bit. The single operator is found by schema: `_foreach_X` with every
-`Tensor[]` and `Scalar[]` read as one tensor or number. A fused step (`_fused_adamw_`), which writes its lists, is the
-same operator on lists of one.
+single tensor (`ops.list_operators`): its results are the same, bit for bit. A fused step (`_fused_adamw_`), which
+writes its lists, is the same operator on lists of one.
 
 Other devices have kernels for lists, which cost little more than one for a single tensor. There a list becomes a few
 shorter ones of about equal bytes. Each element is computed by itself, so its bits do not depend on the list; but the
 kernel must take the whole list, for then it takes the parts as well: tensors of one floating dtype on one device, alike
 in size and strides, without gaps (`can_use_fast_route` in torch's ATen/native/ForeachUtils.h). Reductions
-(`_foreach_norm`) stay whole.
+(`_foreach_norm`) stay whole there.
 
 The program is kept as it was unless the peak, once it works in place, is lower. Cost: re-inplacing, twice;
 nothing for programs without lists.
@@ -22,18 +21,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 
 from dovetail.analysis.liveness import bytes_of
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Operand, Program, Value
 from dovetail.ir.sizes import is_dense
+from dovetail.ops.list_operators import PREFIX, Single, single_of
 from dovetail.ops.prims import FunctionalForm
 from dovetail.passes.inplace import PlanMemory
 from dovetail.passes.sink import alap_schedule
-from dovetail.torch_compat.dispatch import Argument, Overload, overloads, schema_of
+from dovetail.torch_compat.dispatch import Overload, schema_of
 
-_PREFIX = "_foreach_"
 _FUSED = "_fused_"
 _SHORT_LISTS = 8
 """How many, on devices with kernels for lists: memory falls to an eighth, and a step has some hundred calls more."""
@@ -47,18 +45,6 @@ class ExpandForeachReport:
 
     def __str__(self) -> str:
         return f"split {self.expanded} list operators"
-
-
-@dataclass(frozen=True, slots=True)
-class _Single:
-    """The operator for one tensor. keywords: arguments that it takes by name. names: of its arguments, parallel to the
-    list operator's own, whose names have their places.
-    """
-
-    target: Overload
-    names: tuple[str, ...]
-    keywords: frozenset[str]
-    places: dict[str, int]
 
 
 def expand_foreach(program: Program, memory: PlanMemory | None = None) -> tuple[Program, ExpandForeachReport]:
@@ -89,7 +75,7 @@ def _parts(node: Node, target: Overload) -> list[Node] | None:
         return None
     if not _is_on_cpu(node):
         return _short_lists(node, _bounds(results)) if _is_of_elements(node, target, lists) else None
-    single = _single(target)
+    single = single_of(target)
     if single is None or any(name not in single.places for name, _ in node.kwargs):
         return None
     return [_one(node, single, index) for index in range(len(results))]
@@ -99,7 +85,7 @@ def _is_on_cpu(node: Node) -> bool:
     return all(value.tensor.device.type == "cpu" for value in node.operands() if value.is_tensor)
 
 
-def _one(node: Node, single: _Single, index: int) -> Node:
+def _one(node: Node, single: Single, index: int) -> Node:
     given = [*zip(single.names, node.args, strict=False)]
     given += [(single.names[single.places[name]], operand) for name, operand in node.kwargs]
     named = [(name, operand[index] if isinstance(operand, list | tuple) else operand) for name, operand in given]
@@ -111,7 +97,7 @@ def _one(node: Node, single: _Single, index: int) -> Node:
 def _is_of_elements(node: Node, target: Overload, lists: Sequence[Sequence[Operand]]) -> bool:
     """Whether an operator on lists computes each element by itself, in the kernel for lists."""
     schema = schema_of(target)
-    if schema.namespace != "aten" or not schema.name.startswith(_PREFIX) or schema.is_mutable:
+    if schema.namespace != "aten" or not schema.name.startswith(PREFIX) or schema.is_mutable:
         return False
     values = [[item for item in items if isinstance(item, Value) and item.is_tensor] for items in lists]
     tensors = [found for found, items in zip(values, lists, strict=True) if len(found) == len(items)]
@@ -187,7 +173,7 @@ def _in_place_parts(node: Node) -> list[Node] | None:
 def _may_take_parts(node: Node, form: FunctionalForm) -> bool:
     """Whether each list is empty or as long as the others, and there is a result for each tensor that is written."""
     schema = schema_of(form.op)
-    families = (_PREFIX, _FUSED) if _is_on_cpu(node) else _FUSED
+    families = (PREFIX, _FUSED) if _is_on_cpu(node) else _FUSED
     if schema.namespace != "aten" or not schema.name.startswith(families) or schema.returns:
         return False
     if any(isinstance(operand, list | tuple) for _, operand in node.kwargs) or max(form.writes) >= len(node.args):
@@ -202,33 +188,3 @@ def _may_take_parts(node: Node, form: FunctionalForm) -> bool:
         and all(isinstance(items, list | tuple) for items in written)
         and len(node.outputs) == count * sum(bool(items) for items in written)
     )
-
-
-@cache
-def _single(op: Overload) -> _Single | None:
-    schema = schema_of(op)
-    if schema.namespace != "aten" or not schema.name.startswith(_PREFIX) or schema.is_mutable:
-        return None
-    wanted = [_of_one(a.type) for a in schema.arguments]
-    for candidate in overloads("aten", schema.name.removeprefix(_PREFIX)):
-        arguments = schema_of(candidate).arguments
-        returned = [type_ for type_, _, _ in schema_of(candidate).returns]
-        if schema_of(candidate).is_mutable or returned != ["Tensor"] or _reorders(wanted, arguments):
-            continue
-        return _Single(
-            candidate,
-            tuple(a.name for a in arguments),
-            frozenset(a.name for a in arguments if a.kwarg_only),
-            {a.name: place for place, a in enumerate(schema.arguments)},
-        )
-    return None
-
-
-def _reorders(wanted: Sequence[str], arguments: Sequence[Argument]) -> bool:
-    """Whether the arguments are not the wanted ones, with defaults after them."""
-    has_more = not all(argument.has_default for argument in arguments[len(wanted) :])
-    return [argument.type for argument in arguments[: len(wanted)]] != list(wanted) or has_more
-
-
-def _of_one(type_: str) -> str:
-    return type_.removeprefix("List[").removesuffix("]") if type_.startswith("List[") else type_

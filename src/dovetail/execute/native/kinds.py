@@ -20,6 +20,7 @@ from dovetail.execute.native.int8_rows import Int8Claim, int8_claim, int8_row
 from dovetail.execute.native.kernels import KernelClaim, kernel_claim, kernel_row
 from dovetail.execute.native.loop_rows import loop_row
 from dovetail.execute.native.max_pools import MaxPoolClaim, max_pool_claim, max_pool_row
+from dovetail.execute.native.norms import NormClaim, norm_claim, norm_row
 from dovetail.execute.native.panel_rows import PanelClaim, panel_claim, panel_row
 from dovetail.execute.native.pixel_means import PixelMeanClaim, pixel_mean_claim, pixel_mean_row
 from dovetail.execute.native.plane_convolutions import PlaneClaim, plane_claim, plane_row
@@ -67,6 +68,7 @@ KINDS: dict[type, RowKind] = {
     Claim: RowKind(claim_of, loop_row),
     ProductClaim: RowKind(product_claim, product_row),
     SumClaim: RowKind(sum_claim, sum_row),
+    NormClaim: RowKind(norm_claim, norm_row),
     CopyClaim: RowKind(copy_claim, copy_row),
     IndexCopyClaim: RowKind(index_copy_claim, index_copy_row),
     CastClaim: RowKind(cast_claim, cast_row),
