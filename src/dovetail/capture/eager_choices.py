@@ -78,10 +78,10 @@ class _EagerChoices(TorchFunctionMode):
         if (func in _OF_VALUES or (func in _SVD and not _wants_vectors(args, keywords))) and not transform_is_active():
             with WithoutVectors():
                 return func(*args, **keywords)
-        if func in _IN_PYTHON and args and (func is ctc_loss or has_symbols(args[0])):
+        if func in _IN_PYTHON and args and (func is ctc_loss or _has_symbols(*args, *keywords.values())):
             with self:
                 return without_modes_asked(func)(*args, **keywords)
-        if func in RESAMPLING and not keywords and has_symbols(args[0]):
+        if func in RESAMPLING and not keywords and _has_symbols(*args):
             return _resampled(func, args)
         if func is torch.ctc_loss and not keywords and _divides_by_numbers(*args):
             return _mean_ctc_loss(*args)
@@ -100,6 +100,16 @@ def _is_copying(frame: FrameType | None) -> bool:
 
 def _wants_vectors(args: Sequence[Any], keywords: Mapping[str, Any]) -> bool:
     return bool(args[_PLACE] if len(args) > _PLACE else keywords.get("compute_uv", True))
+
+
+def _has_symbols(*given: Any) -> bool:
+    """Whether a number, one of a list, or a size of a tensor is a symbol."""
+    return any(
+        has_symbols(each)
+        if isinstance(each, torch.Tensor)
+        else any(isinstance(one, torch.SymInt) for one in (each if isinstance(each, list | tuple) else (each,)))
+        for each in given
+    )
 
 
 def _resampled(func: Any, args: Sequence[Any]) -> Any:

@@ -1,8 +1,8 @@
-"""Convolutions on fakes, for any number of images.
+"""Convolutions on fakes, for any number of images, and for one of any size.
 
-On a CPU, torch takes one kernel for less than 16 images and may take another from there on. Its fakes ask which one, to
-know how the result lies: programs would be for fewer, or more. But it lies as the image and the weight do, whichever
-kernel runs, so both are asked.
+On a CPU, torch takes one kernel for less than 16 images and may take another from there on, and other ones for a single
+image of more than 20,480 numbers. Its fakes ask which one, to know how the result lies: programs would be for fewer, or
+more. But it lies as the image and the weight do, whichever kernel runs, so both are asked.
 
 Source: `use_mkldnn` and `determine_backend_memory_format` (Convolution.cpp) of torch.
 """
@@ -20,19 +20,23 @@ _KNOWN: dict[tuple[Any, ...], tuple[Sequence[int], Sequence[int], torch.dtype]] 
 
 
 def convolved_on_fakes(op: object, args: Sequence[Any]) -> torch.Tensor | None:
-    """What a convolution of a symbolic number of images gives on fakes, if that is the same for every number above 1.
+    """What a convolution of a symbolic number of images, or of one of symbolic sizes, gives on fakes, if that is the
+    same for every number above 1, or size.
 
     None for all other calls.
     """
     if op is not torch.ops.aten.convolution.default:
         return None
     image, *others = args
-    if image.device.type != "cpu" or not isinstance(image.shape[0], torch.SymInt) or image.dim() != others[0].dim():
+    if image.device.type != "cpu" or image.dim() != others[0].dim():
         return None
-    key = _key(image, others)
+    is_any_number = isinstance(image.shape[0], torch.SymInt)
+    if not is_any_number and (image.shape[0] != 1 or all(type(size) is int for size in image.shape)):
+        return None
+    key = _key(image, others) if is_any_number else None
     found = _KNOWN.get(key) if key is not None else None
     if found is None:
-        few, many = (torch.ops.aten.convolution.default(_of(image, number), *others) for number in (_FEW, _MANY))
+        few, many = _of_two_kernels(image, others)
         if not all(map(_is_one, (*few.shape[1:], *few.stride()), (*many.shape[1:], *many.stride()))):
             return None
         found = few.shape[1:], few.stride(), few.dtype
@@ -42,6 +46,19 @@ def convolved_on_fakes(op: object, args: Sequence[Any]) -> torch.Tensor | None:
             _KNOWN[key] = found
     shape, stride, dtype = found
     return image.new_empty_strided((image.shape[0], *shape), stride, dtype=dtype)
+
+
+def _of_two_kernels(image: torch.Tensor, others: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the kernels give that images may get, besides how many there are."""
+    few = torch.ops.aten.convolution.default(_of(image, _FEW), *others)
+    if isinstance(image.shape[0], torch.SymInt):
+        return few, torch.ops.aten.convolution.default(_of(image, _MANY), *others)
+    is_enabled = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:  # as for small images
+        return few, torch.ops.aten.convolution.default(image, *others)
+    finally:
+        torch._C._set_mkldnn_enabled(is_enabled)
 
 
 def _key(image: torch.Tensor, others: Sequence[Any]) -> tuple[Any, ...] | None:
