@@ -27,6 +27,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 from torch.nn.functional import ctc_loss, interpolate
 from torch.overrides import TorchFunctionMode
 
@@ -34,6 +35,7 @@ from dovetail.capture.checks_of_values import check_values
 from dovetail.capture.places import without_modes_asked
 from dovetail.capture.symbolic_forms import has_symbols, symbolic_form
 from dovetail.ir.provenance import is_library_file
+from dovetail.ops.sized_operators import sized_form
 from dovetail.torch_compat.autograd import transform_is_active
 from dovetail.torch_compat.copies import copied_fake, shared_fake
 from dovetail.torch_compat.fakes import is_fake
@@ -51,7 +53,12 @@ _OF_VALUES = frozenset(
 )
 _SVD = frozenset({torch.svd, _Tensor.svd})  # values alone where the code says so
 _PLACE = 2  # of the argument that says so
-_IN_PYTHON = frozenset({interpolate, ctc_loss, torch.stft, _Tensor.stft})
+_IN_PYTHON = frozenset(
+    {
+        *(interpolate, ctc_loss, torch.stft, _Tensor.stft),
+        *(F.lp_pool1d, F.lp_pool2d, F.lp_pool3d),
+    }
+)
 _NONE, _MEAN = 0, 1  # reductions
 _CTC_OPTIONS = 3
 
@@ -85,7 +92,7 @@ class _EagerChoices(TorchFunctionMode):
             return _resampled(func, args)
         if func is torch.ctc_loss and not keywords and _divides_by_numbers(*args):
             return _mean_ctc_loss(*args)
-        form = symbolic_form(func, args, keywords)
+        form = symbolic_form(func, args, keywords) or sized_form(func, args, keywords)
         if form is not None:
             return form(*args, **keywords)
         return func(*args, **keywords)

@@ -16,6 +16,7 @@ import builtins
 import math
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -50,6 +51,7 @@ _ROUNDING: dict[str, Callable[..., Any]] = {
 }
 _BEFORE_ROUNDING: dict[str, Callable[..., Any]] = {"truediv": quotient_of_symbols, "mul": product_of_symbols}
 _CHOOSING = frozenset(("max", "min"))
+_OF_MANY = frozenset(("add", "mul"))  # of two numbers and more
 
 _SOME: dict[type, tuple[Plain, ...]] = {float: (0.625, 5.25, 11.5), int: (3, 8, 17)}  # where data decide
 _TURNS = len(_SOME[int])
@@ -337,7 +339,8 @@ def _computed_by_torch(handle: Any, symbols: Mapping[str, Any]) -> Any:
             is_next = other > chosen if handle.op == "max" else other < chosen
             chosen = other if is_next else chosen
         return chosen
-    return {**OF_TORCH, **_ROUNDING, **_BEFORE_ROUNDING}[handle.op](*args)
+    function = {**OF_TORCH, **_ROUNDING, **_BEFORE_ROUNDING}[handle.op]
+    return reduce(function, args) if handle.op in _OF_MANY else function(*args)
 
 
 def broken_fact(facts: Iterable[NumberFact], numbers: Mapping[str, Number]) -> NumberFact | None:

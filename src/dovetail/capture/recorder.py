@@ -47,12 +47,14 @@ from dovetail.ir.known_results import KnownResults
 from dovetail.ir.program import Meta, Node, Operand, Phase, ScalarMeta, Target, Value
 from dovetail.ir.sizes import Scalar
 from dovetail.ops.facts import (
+    RENAMES,
     counts_writes_in_its_kernel,
     counts_writes_one_by_one,
     facts_of,
     may_resize,
     resizes_storage,
 )
+from dovetail.ops.sized_operators import meant
 from dovetail.ops.sub_programs import run_with_sub_programs
 from dovetail.reach.frames import work_on
 from dovetail.torch_compat.autograd import refuse_inference_tensor
@@ -83,8 +85,6 @@ from dovetail.torch_compat.symbols import SYMBOLIC_TYPES, symbol_name
 from dovetail.torch_compat.traced_numbers import as_size, is_traced
 
 aten = torch.ops.aten
-
-_RENAMES = frozenset({aten.detach.default, aten.alias.default})
 
 
 class Recorder(RecordsSparse, RecordsFacts, PlainMode):
@@ -221,7 +221,7 @@ class Recorder(RecordsSparse, RecordsFacts, PlainMode):
             return device_of_fake(args[0])
         if self._numbers is not None and isinstance(func, Overload):
             args, kwargs = settled(func, args, kwargs or {}, as_size)
-        func, args, made = self.packed.instead(func, args)
+        func, args, made = self.packed.instead(meant(func), args)
         if made is not None:
             return made
         if func is aten.new_empty_strided.default:
@@ -265,7 +265,7 @@ class Recorder(RecordsSparse, RecordsFacts, PlainMode):
         except DATA_DEPENDENT_ERRORS as error:
             raise DataDependentControlFlow(operator=str(func), origin=self._origins.here()) from error
         self.packed.follow(func, args, result)
-        if func in _RENAMES:
+        if func in RENAMES:
             self.add_alias(result, self.value_of(args[0]))
             return result
         if self.symbols and isinstance(result, torch.Tensor):

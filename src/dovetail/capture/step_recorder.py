@@ -38,6 +38,7 @@ from dovetail.capture.traced_operands import concrete, settled
 from dovetail.errors import DataDependentControlFlow, DovetailError, UnsupportedStep
 from dovetail.ir.program import Meta, Node, Operand, Origin, Phase, ScalarMeta, Target, Value
 from dovetail.ir.sizes import symbol
+from dovetail.ops.facts import RENAMES
 from dovetail.ops.prims import GUARD, GUARD_NUMBER
 from dovetail.torch_compat.autograd import running_sequence_number
 from dovetail.torch_compat.collectives import NAMESPACES
@@ -49,7 +50,6 @@ from dovetail.torch_compat.traced_numbers import Plain, traced_number
 
 _ITEM = torch.ops.aten._local_scalar_dense.default
 _LIFT = torch.ops.aten.lift_fresh.default
-_RENAMES = frozenset({torch.ops.aten.detach.default, torch.ops.aten.alias.default})
 _UNKNOWN: tuple[type[Exception], ...] = (UnknownSize, *DATA_DEPENDENT_ERRORS)
 
 
@@ -181,7 +181,7 @@ class StepRecorder(RecordsSizes):
         if func is _LIFT and not is_fake(args[0]):
             self.known.learn(result, args[0])
         self.sizes.ask()
-        if func in _RENAMES:
+        if func in RENAMES:
             self.renamed[id(result)] = self._tracker.here()
         return result
 

@@ -21,6 +21,9 @@ from dovetail.ops.prims import COPY_TO_LAYOUT
 from dovetail.torch_compat.dispatch import Overload, Schema, schema_of, tags_of
 from dovetail.torch_compat.symbols import number_function_text
 
+RENAMES = frozenset({torch.ops.aten.detach.default, torch.ops.aten.alias.default})
+"""Views of all of their operand, as it lies."""
+
 _TRANSPARENT_NAMESPACES = frozenset({"aten", "prims", "mkldnn", "mkl", "quantized", "quantized_decomposed"})
 
 

@@ -35,7 +35,8 @@ from dovetail.torch_compat.kernel_strides import (
 )
 from dovetail.torch_compat.own_fakes import OWN_FAKES
 from dovetail.torch_compat.resampling import resampled_on_fakes
-from dovetail.torch_compat.symbolic_strides import strides_of_any_size
+from dovetail.torch_compat.sized_fakes import sized_on_fakes
+from dovetail.torch_compat.symbolic_strides import lies_in_a_format, strides_of_any_size
 from dovetail.torch_compat.symbolic_views import viewed
 from dovetail.torch_compat.zero_tensors import answered_anew
 
@@ -98,14 +99,16 @@ def run_on_fakes(op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
     """What an operator gives on fakes, also where torch's fakes refuse what its kernel takes."""
     if op is _aten._grouped_mm.default and args[0].device.type == "cpu":
         return _grouped_product(*args)
-    if op is _aten._cudnn_rnn.default:
-        return run_layer_on_fakes(*args)
-    if (answer := OWN_FAKES.get(op)) is not None:
+    if (answer := run_layer_on_fakes if op is _aten._cudnn_rnn.default else OWN_FAKES.get(op)) is not None:
         return answer(*args)
     if (made := convolved_on_fakes(op, args)) is not None or (made := resampled_on_fakes(op, args)) is not None:
         return made
+    if (made := sized_on_fakes(op, args, kwargs)) is not None:
+        return made
     if op is _aten.native_batch_norm.default and (normed := _normed(*args)) is not None:
         return normed
+    if op is _aten.native_group_norm.default and args[0].device.type == "cpu" and not lies_in_a_format(args[0]):
+        raise RuntimeError("native_group_norm takes contiguous tensors, and images with the channels last")
     if op is _aten.linalg_lstsq.default and (made := least_squares(*args, **kwargs)) is not None:
         return made
     if kwargs.get("generator") is not None and _has_symbolic_sizes(args):  # torch has fakes for its own generator only

@@ -1,4 +1,4 @@
-"""The strides that elementwise kernels give results whose sizes are symbols, dimensions of size 1 included."""
+"""Strides of tensors whose sizes are symbols: those that elementwise kernels give, dimensions of size 1 included."""
 
 from __future__ import annotations
 
@@ -40,6 +40,20 @@ def strides_of_any_size(operands: Sequence[Any], made: torch.Tensor) -> tuple[An
         if all(tuple(_at(step, at) for step in stride) == wanted for at, (wanted, _) in zip(seen, told, strict=True)):
             return tuple(stride)
     return None
+
+
+def lies_in_a_format(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is contiguous, or has its channels last, as far as that is known where sizes are symbols."""
+    symbols = sorted({symbol for size in _numbers_of(tensor) for symbol in _symbols(size)}, key=str)
+    at = dict(zip(symbols, _stand_ins(len(symbols))[0], strict=True))
+    try:
+        shape, stride = ([_at(number, at) for number in part] for part in (tensor.shape, tensor.stride()))
+    except _NoNumber:
+        return True
+    if 0 in shape:
+        return True
+    wanted = (packed_strides(shape, order) for order in _formats(len(shape)))
+    return any(all(size == 1 or a == b for size, a, b in zip(shape, stride, found, strict=True)) for found in wanted)
 
 
 class _NoNumber(Exception):

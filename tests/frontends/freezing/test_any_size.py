@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dovetail
+from dovetail.errors import BadDynamicShapes
 
 
 class _Calls(nn.Module):
@@ -125,3 +126,59 @@ def test_a_compiled_convolution_is_one_program_for_few_and_many_images() -> None
             x = torch.rand(batch, 3, 6, 6)
             assert torch.equal(compiled(x), model(x).relu())
     assert compiled.stats.captures == 1
+
+
+_SIZED: dict[str, Callable[[Tensor], Tensor]] = {
+    "mean of all": lambda x: F.avg_pool2d(x, x.shape[2:]).flatten(1),
+    "largest of all": lambda x: x * F.max_pool2d(x, x.size()[2:]).sigmoid(),
+    "halves": lambda x: F.max_pool2d(x, (x.size(2) // 2, x.size(3) // 2)) + F.avg_pool2d(x, [x.size(2) // 2, 2]).sum(),
+    "norms": lambda x: F.lp_pool2d(x, 2, (x.shape[2], 2)),
+    "rows": lambda x: F.max_pool1d(x.flatten(2), 2) - F.avg_pool1d(x.flatten(2), x.shape[2] * x.shape[3]),
+    "places of largest": lambda x: F.max_pool1d(x.flatten(2), 3, return_indices=True)[1],
+    "volume": lambda x: F.avg_pool3d(x[:, None], (2, x.shape[2], x.shape[3])) * F.max_pool3d(x, (2, 2, x.shape[3])),
+    "linspace": lambda x: x * torch.linspace(-1, 1, x.shape[3]) + torch.linspace(0, 1, steps=x.shape[2])[:, None],
+    "logspace": lambda x: x * torch.logspace(0, 1, x.shape[3], base=2.0),
+    "windows": lambda x: x * torch.hann_window(x.shape[3]) + torch.hamming_window(x.shape[2], False)[:, None],
+    "tensor of a size": lambda x: x / torch.tensor(float(x.shape[2])).sqrt() + torch.tensor([x.shape[3], 2]).prod(),
+    "resampled to any": lambda x: F.interpolate(F.adaptive_avg_pool2d(x, 3), size=x.shape[2:], mode="bilinear"),
+    "range of a product": lambda x: x.flatten() * torch.arange(x.numel()),
+    "convolved": nn.Sequential(nn.Conv2d(4, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 2, 3)),
+}
+
+
+@pytest.mark.parametrize("name", _SIZED)
+def test_images_of_any_height_and_width(name: str) -> None:
+    """Numbers that C++ takes as they are, for one image as for several; of as many numbers as it may be."""
+    torch.manual_seed(0)
+    model = _Calls(_SIZED[name]).eval()
+    for example in (1, 3):
+        frozen = dovetail.freeze(model, (torch.randn(example, 4, 8, 8),), dynamic_shapes=({0: "b", 2: "h", 3: "w"},))
+        for shape in ((3, 4, 8, 8), (2, 4, 6, 12), (1, 4, 8, 20), (1, 4, 40, 24)):
+            x = torch.randn(shape)
+            with torch.no_grad():
+                expected, found = model(x), frozen(x)
+            assert torch.equal(found, expected)
+            assert found.stride() == expected.stride()
+
+
+def test_a_size_that_hardly_varies_is_fixed() -> None:
+    """Half of the width, rounded, is 8 for widths of 15 and 16 alone."""
+    halved = nn.Conv2d(3, 8, 3, 2, 1)
+    model = _Calls(lambda x: F.rms_norm(y := halved(x), (y.shape[-1],)))
+    with pytest.raises(BadDynamicShapes, match=r"'w' .* is 16 or near to it: the model relies on"):
+        dovetail.freeze(model, (torch.randn(2, 3, 8, 16),), dynamic_shapes=({0: "b", 3: "w"},))
+
+
+@pytest.mark.parametrize("shape", ["rows", "volume"])
+@pytest.mark.parametrize("dynamic", [None, "static"])
+def test_group_norms_of_images_in_another_shape(shape: str, dynamic: str | None) -> None:
+    """Kernels take contiguous tensors, and images with the channels last, but no view of these in another shape."""
+    torch.manual_seed(0)
+    convolution, norm = nn.Conv2d(3, 32, 3, padding=1), nn.GroupNorm(4, 32)
+    sizes = (-1,) if shape == "rows" else (2, -1, 8)
+    model = _Calls(lambda x: norm(convolution(x).reshape(x.shape[0], 32, *sizes)).sigmoid()).eval()
+    frozen = dovetail.freeze(model, (torch.randn(2, 3, 8, 8),), passes="fast", dynamic_shapes=dynamic)
+    for count in (2, 3) if dynamic is None else (2,):
+        x = torch.randn(count, 3, 8, 8)
+        with torch.no_grad():
+            torch.testing.assert_close(frozen(x), model(x), rtol=0, atol=1e-5)

@@ -7,26 +7,19 @@ is in the guard. Even so, it is compared with a recording at another size, node 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
-
-import torch
 
 from dovetail.errors import BadDynamicShapes, DovetailError
 from dovetail.frontends.freezing.call_form import same_tensors
 from dovetail.frontends.freezing.examples import Example
 from dovetail.frontends.freezing.pool import Pool
 from dovetail.frontends.freezing.record import MethodRecorder, Recorded
+from dovetail.frontends.freezing.same_program import difference_at, is_known
 from dovetail.frontends.freezing.shapes import FreeSizes
-from dovetail.ir.draft import Draft
-from dovetail.ir.program import Node, Operand, Program, ScalarMeta, Value, map_leaves
-from dovetail.ir.sizes import Number, Scalar, SizeExpr, evaluate, holds
-from dovetail.ops.prims import EXPECT, view_scatter
-from dovetail.passes.no_ops import remove_no_ops
+from dovetail.ir.sizes import Number, Scalar, SizeExpr, holds
 
-_SAME_SHAPE = frozenset({torch.ops.aten.view.default, torch.ops.aten.expand.default})
-_OVER_SLICES = (torch.ops.aten.slice_scatter.default, view_scatter(torch.ops.aten.slice.Tensor, None))
 _STEPS = (3, 1, 2, 4, -1, -2)
 _ALL_CHOICES = 3
 
@@ -86,7 +79,7 @@ def _free(
     second = _second(one, numbers, symbols, free, fixed)
     other = recorder.record(pool, example, free.resized(example.leaves, second))
     at = {symbol: second[label] for label, symbol in symbols.items()}
-    difference = difference_at(one.program, other.program, at)
+    difference = difference_at(one, other, at, pool.tensors)
     if difference:
         if free.is_asked:
             raise BadDynamicShapes(reason=f"at another size the model {difference}", hint="leave the size out")
@@ -135,13 +128,28 @@ def _fixed(
     fixed: set[Hashable] = set()
     notes: list[str] = []
     for label, symbol in symbols.items():
-        broken = [_broken(one, {**at, symbol: number}) for number in _others(at[symbol])]
-        if None not in broken:
+        broken = {number: _broken(one, {**at, symbol: number}) for number in _others(at[symbol])}
+        held = [number for number, fact in broken.items() if fact is None]
+        where = _where(label, one, symbol, example)
+        if not held:
             fixed.add(label)
-            notes.append(
-                f"{_where(label, one, symbol, example)} is fixed to {at[symbol]}: the model relies on {broken[0]}"
-            )
+            notes.append(f"{where} is fixed to {at[symbol]}: the model relies on {broken[at[symbol] + 1]}")
+        elif not _varies(one, at, symbol, held):
+            fixed.add(label)
+            fact = broken[2 * at[symbol]]
+            notes.append(f"{where} is {at[symbol]} or near to it: the model relies on {fact}")
     return fixed, tuple(notes)
+
+
+def _varies(one: Recorded, at: Mapping[str, Number], symbol: str, held: Sequence[int]) -> bool:
+    """Whether sizes may be half as large again, or half as large, and not only a little larger or smaller, as where a
+    rounded quotient of them is fixed. held: those near to the size for which the program is.
+    """
+    size = int(at[symbol])
+    if 2 * size in held:
+        return True
+    far = (*range(2, size // 2 + 1), *range(size + size // 2, 8 * size + 1, max(size // 16, 1)))
+    return any(_broken(one, {**at, symbol: number}) is None for number in far)
 
 
 def _second(
@@ -173,11 +181,7 @@ def _others(number: int) -> list[int]:
 
 def _broken(one: Recorded, at: Mapping[str, Number]) -> Scalar | None:
     """A fact that the recording relied on and that does not hold at these sizes."""
-    return next((fact for fact in one.guard.facts if _known(fact, at) and not holds(fact, at)), None)
-
-
-def _known(fact: Scalar, at: Mapping[str, Number]) -> bool:
-    return not isinstance(fact, SizeExpr) or set(fact.symbols()) <= set(at)
+    return next((fact for fact in one.guard.facts if is_known(fact, at) and not holds(fact, at)), None)
 
 
 def _where(label: Hashable, one: Recorded, symbol: str, example: Example) -> str:
@@ -199,93 +203,6 @@ def _within_ranges(one: Recorded, free: FreeSizes, symbols: Mapping[Hashable, st
         if greatest is not None:
             facts.append(SizeExpr("le", (symbol, greatest)))
     return replace(one, guard=replace(one.guard, facts=tuple(facts)))
-
-
-# --- two programs that must be one ------------------------------------------------------------------------------------
-
-
-def difference_at(free: Program, fixed: Program, at: Mapping[str, Number]) -> str:
-    """How a program of free sizes differs, at these, from one that was recorded for them; "" when it does not."""
-    free, fixed = map(_without_idle_views, (free, fixed))  # indexing makes views of everything or not
-    nodes, others = ([node for node in program.nodes if not _counts(node)] for program in (free, fixed))
-    if len(nodes) != len(others):
-        return f"runs {len(others)} operators, and not {len(nodes)}"
-    twins: dict[Value, Value] = dict(zip(free.inputs, fixed.inputs, strict=False))
-    for one, other in zip(nodes, others, strict=True):
-        if one.target is not other.target:
-            return f"runs {other.target}, and not {one.target}, from {one.origin}"
-        if not _same_operands(one, other, twins, at):
-            return f"gives {one.target} other operands, from {one.origin}"
-        for value, twin in zip(one.outputs, other.outputs, strict=True):
-            if value is None or twin is None or not _same_meta(value, twin, at):
-                if value is not twin:
-                    return f"makes another {one.target}, from {one.origin}"
-                continue
-            twins[value] = twin
-    return ""
-
-
-def _without_idle_views(program: Program) -> Program:
-    """The program without views of all of a tensor in its own shape, and writes through them.
-
-    Their strides in dimensions of size 1 move nothing: fakes of symbolic sizes may have others than C++. What follows
-    is compared.
-    """
-    program = remove_no_ops(program)[0]
-    draft = Draft(program)
-    for node in program.nodes:
-        values = [*node.operands()]
-        if node.target in _SAME_SHAPE and len(values) == 1 and _is_idle(values[0], node.results()[0]):
-            draft.substitute(node.results()[0], draft.current(values[0]))
-        elif node.target in _OVER_SLICES and len(values) == 2 and _is_idle(values[1], node.results()[0]):
-            draft.substitute(node.results()[0], draft.current(values[1]))  # over all of it
-        else:
-            draft.take(node)
-    return draft.finish()
-
-
-def _is_idle(value: Value, view: Value) -> bool:
-    ours, theirs = value.tensor, view.tensor
-    if (ours.shape, ours.offset, ours.dtype) != (theirs.shape, theirs.offset, theirs.dtype):
-        return False
-    steps = zip(ours.shape, ours.stride, theirs.stride, strict=True)
-    return all(size == 1 or a == b for size, a, b in steps)
-
-
-def _counts(node: Node) -> bool:
-    """Whether a node only computes numbers: sizes, of which a program of fixed sizes has none."""
-    return bool(node.outputs) and all(value is not None and not value.is_tensor for value in node.outputs)
-
-
-def _same_operands(one: Node, other: Node, twins: Mapping[Value, Value], at: Mapping[str, Number]) -> bool:
-    def settled(operand: Operand) -> Operand:
-        if isinstance(operand, Value):
-            meta = operand.meta
-            return _at(meta.expr, at) if isinstance(meta, ScalarMeta) else twins.get(operand, operand)
-        return _at(operand, at) if isinstance(operand, SizeExpr) else operand
-
-    count = 1 if one.target is EXPECT else None  # with that goes a text, which has the names of sizes
-    ours, theirs = (
-        (map_leaves(node.args[:count], settled), [(name, map_leaves(o, settled)) for name, o in node.kwargs])
-        for node in (one, other)
-    )
-    return bool(ours == theirs)
-
-
-def _same_meta(value: Value, twin: Value, at: Mapping[str, Number]) -> bool:
-    ours, theirs = value.meta, twin.meta
-    if isinstance(ours, ScalarMeta) or isinstance(theirs, ScalarMeta):
-        return type(ours) is type(theirs)
-    shape, other = ([_at(size, at) for size in meta.shape] for meta in (ours, theirs))
-    if shape != other or (ours.dtype, ours.device) != (theirs.dtype, theirs.device):
-        return False
-    steps = zip(shape, ours.stride, theirs.stride, strict=True)
-    return all(size == 1 or _at(a, at) == _at(b, at) for size, a, b in steps)
-
-
-def _at(size: Scalar, at: Mapping[str, Number]) -> Number | str:
-    """The number that a size is; what depends on data is known by no more than that."""
-    return evaluate(size, at) if _known(size, at) else "depends on data"
 
 
 def _first_line(error: Exception) -> str:

@@ -75,6 +75,29 @@ def check_expand_strides() -> str | None:
     return first_difference(*found)
 
 
+def check_broadcast_strides() -> str | None:
+    """Strides of an operand that is expanded to the shape of a result."""
+    x = torch.ones(3, 1, 2, device="cpu")
+    told = kernel_strides.broadcast_strides((4, 3, 5, 2), tuple(x.shape), x.stride())
+    return first_difference(("strides of an expanded operand", told, (0, *x.expand(3, 5, 2).stride())))
+
+
+def check_order_of_dimensions() -> str | None:
+    """Results of elementwise kernels have their dimensions in the order of the first operand's strides."""
+    found: list[tuple[str, object, object]] = []
+    for order in itertools.permutations(range(3)):
+        x = _ordered((2, 3, 4), order)
+        told = kernel_strides.order_of_dimensions(tuple(x.shape), [x.stride()])
+        found.append((f"order of {x.stride()}", told, sorted(range(3), key=x.neg().stride().__getitem__)))
+    return first_difference(*found)
+
+
+def check_packed_strides() -> str | None:
+    """Dimensions one after the other, from the fastest on."""
+    told = kernel_strides.packed_strides((2, 3, 4), (1, 2, 0))
+    return first_difference(("packed strides", told, torch.ones(2, 4, 3).transpose(1, 2).stride()))
+
+
 def check_layouts_read() -> str | None:
     """Products and choices of an expanded tensor and one of another dtype, which is converted, or is not."""
     found = []
@@ -119,5 +142,6 @@ def _ordered(shape: tuple[int, ...], order: tuple[int, ...]) -> torch.Tensor:
 
 CHECKS = (
     *(check_iterator_strides, check_like_strides, check_view_strides, check_expand_strides),
+    *(check_broadcast_strides, check_order_of_dimensions, check_packed_strides),
     *(check_layouts_read, check_operands_read, check_place_of_model),
 )
