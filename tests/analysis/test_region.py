@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail.analysis import Region, Verdict, overlap
+from dovetail.analysis.buffers import lies_in
 from dovetail.analysis.region import address_range, extent_bytes, region_of
 from dovetail.errors import UnsupportedTensor
 from dovetail.ir.convert import describe
@@ -119,3 +121,27 @@ def test_what_is_no_strided_tensor_is_refused() -> None:
     x = symbolic_fake_of(new_fake_mode(new_shape_env()), torch.zeros(6, 10), "x")
     with pytest.raises(ValueError, match="no addresses"):
         address_range(x)
+
+
+def _at(region: Region, number: int) -> Region:
+    """A region whose symbol is this number."""
+    sizes, strides = (tuple(evaluate(x, {"s0": number}) for x in part) for part in (region.sizes, region.strides_bytes))
+    return dataclasses.replace(region, sizes=sizes, strides_bytes=strides)
+
+
+def test_regions_of_any_size_within_others() -> None:
+    """What is said to lie in another region does so, whatever number a symbol is."""
+    generator, found = random.Random(3), 0
+
+    def drawn(step: int) -> Region:
+        sizes = (symbol("s0"), generator.randint(1, 4), generator.randint(1, 5))
+        steps = (generator.choice((step, step, 32)), generator.choice((4, 8, 16, 32)), generator.choice((4, 8, 16)))
+        return Region(0, generator.choice((0, 4, 8, 16, 32)), sizes, steps, 4)
+
+    for _ in range(3000):
+        step = generator.choice((64, 128, 256))
+        inner, outer = drawn(step), drawn(step)
+        if lies_in(inner, outer):
+            found += 1
+            assert all({*bytes_of(_at(inner, n))} <= {*bytes_of(_at(outer, n))} for n in (1, 2, 3, 5)), (inner, outer)
+    assert found > 100

@@ -124,3 +124,34 @@ def test_results_in_a_sequence_stay() -> None:
     assert remove_no_ops(program)[0] is program
     single = dataclasses.replace(program.nodes[0], target=aten.view.default, args=(x, [4]), unpack=False)
     assert len(remove_no_ops(program.replace_nodes((single, program.nodes[1])))[0].nodes) == 1
+
+
+def test_what_is_written_over_all_is_the_new_tensor() -> None:
+    """Code that writes `x[:, a:b]` writes over all rows, whose number is a symbol: by a slice that leaves none out."""
+    b = Builder("x")
+    (x,) = b.inputs
+    zeros = b.call("zeros", aten.zeros.default, [4])
+    made = b.call("made", aten.sin.default, x)
+    over = b.call("over", aten.slice_scatter.default, zeros, made, 0, 0, 9223372036854775807)
+    by_view = b.call("by_view", prims.view_scatter(aten.slice.Tensor, None), zeros, over, 0, 0, 4)
+    after, report = remove_no_ops(b.program(by_view))
+    assert body(after) == ["zeros = zeros.default([4])", "made = sin.default(x)", "return (made,)"]
+    assert report == NoOpReport((("over", "made"), ("by_view", "made")))
+
+
+def test_what_is_written_over_all_stays_where_it_is_not_alone() -> None:
+    """An input, what is returned as well, a view of something, another layout, and a part."""
+    b = Builder("x")
+    (x,) = b.inputs
+    zeros = b.call("zeros", aten.zeros.default, [4])
+    returned = b.call("returned", aten.sin.default, x)
+    base = b.call("base", aten.cos.default, x, shape=(2, 4))
+    view = b.call("view", aten.select.int, base, 0, 1, view_of=base, offset=4)
+    turned = b.call("turned", aten.exp.default, x, stride=(2,))
+    part = b.call("part", aten.log.default, x, shape=(3,))
+    results = [
+        b.call(f"over_{place}", aten.slice_scatter.default, zeros, source, 0, 0, 4)
+        for place, source in enumerate((x, returned, view, turned, part))
+    ]
+    program = b.program(*results, returned)
+    assert remove_no_ops(program)[0] is program

@@ -20,9 +20,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from dovetail.analysis.footprint import Footprint, footprint_of, is_within, meet
+from dovetail.analysis.footprint import Footprint, footprint_of, is_within, meet, without_shared_symbols
 from dovetail.analysis.pairs import overlap_of_regions
-from dovetail.analysis.region import Region
+from dovetail.analysis.region import Region, extent_bytes
 from dovetail.analysis.verdict import Verdict, overlap_from
 from dovetail.ir.program import Node, Program, TensorMeta, Value
 from dovetail.ir.sizes import Size, product, shifted
@@ -330,7 +330,20 @@ def lies_in(region: Region, hole: Region) -> bool:
     """Whether a region is surely within another one of the same buffer."""
     if region == hole:
         return True
+    region, hole = without_shared_symbols(region, hole)
     inner, outer = footprint_of(region), footprint_of(hole)
     if inner is None or outer is None:
         return False
     return inner == outer or is_within(inner, outer)
+
+
+def leaves_gaps(result: TensorMeta, onto: TensorMeta) -> bool:
+    """Whether a result takes more memory at a place than it needs, because it is laid out differently there."""
+    if result.stride == onto.stride:
+        return False
+    if result.shape == onto.shape and onto.dtype.itemsize <= result.dtype.itemsize:  # whatever the sizes are
+        steps = list(zip(onto.stride, result.stride, strict=True))
+        if all(a == b or (isinstance(a, int) and isinstance(b, int) and 0 <= a <= b) for a, b in steps):
+            return False
+    needed, taken = extent_bytes(result), extent_bytes(onto)
+    return needed is None or taken is None or taken[1] - taken[0] > needed[1] - needed[0]

@@ -9,10 +9,13 @@ sizes       strides in bytes   ->   runs
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from dovetail.analysis.diophantine import Answer, Budget, Step, Term, are_distinct, solve
 from dovetail.analysis.region import Region
+from dovetail.ir.sizes import Size
 
 
 class Footprint(NamedTuple):
@@ -166,3 +169,24 @@ def _meets_in(inner: list[Term], step: int, count: int, reach: int, itemsize: in
     terms = sorted((c, n) for c, n in counts.items() if n)
     middle = reach - step
     return solve(terms, middle - itemsize + 1, middle + itemsize - 1, budget, with_bitsets=False)
+
+
+def without_shared_symbols(a: Region, b: Region) -> tuple[Region, Region]:
+    """Two regions without the dimensions of symbolic sizes or strides that both have, and from where both begin.
+
+    What lies in the other without these does so with them, whatever the sizes are.
+    """
+    dims, others = (list(zip(each.sizes, each.strides_bytes, strict=True)) for each in (a, b))
+    for dim in [dim for dim in dims if not all(type(number) is int for number in dim)]:
+        if dim in others:
+            dims.remove(dim)
+            others.remove(dim)
+    start, other = a.start_bytes, b.start_bytes
+    if start == other and type(start) is not int:
+        start = other = 0
+
+    def changed(region: Region, dims: Sequence[tuple[Size, Size]], start: Size) -> Region:
+        sizes, strides = (tuple(dim[place] for dim in dims) for place in (0, 1))
+        return replace(region, sizes=sizes, strides_bytes=strides, start_bytes=start)
+
+    return changed(a, dims, start), changed(b, others, other)

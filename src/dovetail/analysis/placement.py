@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from dovetail.analysis.buffers import FOREVER, Buffer, Buffers, Clash, Owner, lies_in
+from dovetail.analysis.buffers import FOREVER, Buffer, Buffers, Clash, Owner, leaves_gaps, lies_in
 from dovetail.analysis.destinations import Destinations
 from dovetail.analysis.inplace_plan import Kept, Reason, WriteInCopy
 from dovetail.analysis.pairs import overlap_of_regions, overlaps_itself
 from dovetail.analysis.reads import keepers_of, nodes_by_operator, only_result
-from dovetail.analysis.region import Region, extent_bytes
+from dovetail.analysis.region import Region
 from dovetail.analysis.verdict import Verdict
 from dovetail.ir.program import Node, Program, TensorMeta, Value
 from dovetail.ir.sizes import Size, SizeExpr, difference, product, shifted
@@ -157,7 +157,7 @@ class PlacementLegality:
         escapes = storage in self._escaping
         if escapes and buffer.external not in (None, storage):
             return Reason.TWO_TENSORS
-        is_all = self._buffers.covers(request.onto, buffer) and not _leaves_gaps(result, request.onto)
+        is_all = self._buffers.covers(request.onto, buffer) and not leaves_gaps(result, request.onto)
         if buffer.owner is not Owner.CALLER and (buffer.number in self._large or not is_all):
             last = self._buffers.last_read_of_storage(storage)
             outlives = last > self._buffers.end(buffer) and last > self._put_back_until(request.result, buffer)
@@ -337,14 +337,6 @@ class PlacementLegality:
         if request.may_copy and _bytes_of(disturbed) < _bytes_of([request.result]):
             return PlacementResult(first_copy=tuple(disturbed))
         return PlacementResult(Kept(Reason.OPERAND_OVERLAPS, disturbed[0].name))
-
-
-def _leaves_gaps(result: TensorMeta, onto: TensorMeta) -> bool:
-    """Whether a result takes more memory at a place than it needs, because it is laid out differently there."""
-    if result.stride == onto.stride:
-        return False
-    needed, taken = extent_bytes(result), extent_bytes(onto)
-    return needed is None or taken is None or taken[1] - taken[0] > needed[1] - needed[0]
 
 
 def _clashing(clashes: Sequence[Clash]) -> PlacementResult:

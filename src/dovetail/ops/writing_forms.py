@@ -29,7 +29,7 @@ from dovetail.ops.facts import (
     rounds_otherwise_into_out,
 )
 from dovetail.ops.functional_variants import functional_variant, inplace_variant
-from dovetail.ops.prims import COPY_TO_LAYOUT, FunctionalForm, ViewScatter
+from dovetail.ops.prims import COPY_TO_LAYOUT, FunctionalForm, ViewScatter, view_scatter
 from dovetail.ops.views import replayed_args
 from dovetail.torch_compat.dispatch import Overload, Schema, has_kernel, overloads, schema_of
 
@@ -237,3 +237,15 @@ def makes_new_memory(node: Node, result: Value) -> bool:
 
 
 _OWN_MEMORY = frozenset({"aten", "prims"})
+
+
+def written_over_all(node: Node) -> Value | None:
+    """What is put in place of all elements of a tensor, by a slice that leaves none out."""
+    values = [value for value in node.operands() if value.is_tensor]
+    if node.target not in _OVER_SLICES or len(values) != 2 or len(node.results()) != 1:
+        return None
+    source, result = values[1], node.results()[0]
+    return source if (source.tensor.shape, source.tensor.dtype) == (result.tensor.shape, result.tensor.dtype) else None
+
+
+_OVER_SLICES = frozenset({torch.ops.aten.slice_scatter.default, view_scatter(torch.ops.aten.slice.Tensor, None)})

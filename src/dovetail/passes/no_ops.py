@@ -4,8 +4,11 @@ A view whose result looks exactly like its operand is its operand. A copy whose 
 operand, too, as long as neither can be written: the operand's memory must belong to this program alone (not to an
 input, which its owner may write later) and neither may be returned to the caller.
 
+What is written over all of a tensor, in its layout and memory of its own, is the new tensor; it may be returned.
+
     v = view(a, [4, 8])   (a is [4, 8] already)   ->   a
     c = clone(b)          (b is made and used up here) ->   b
+    d = slice_scatter(a, b, 0, 0, 4)   (b is [4, 8] as well)   ->   b
 
 Source: copy elision, as in any functional compiler. Cost: O(nodes + operands).
 """
@@ -17,6 +20,7 @@ from dataclasses import dataclass
 from dovetail.ir.draft import Draft
 from dovetail.ir.program import Node, Program, TensorMeta, Value, values_in
 from dovetail.ops.facts import facts_of, is_copy, is_reinterpretation
+from dovetail.ops.writing_forms import written_over_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +40,16 @@ def remove_no_ops(program: Program) -> tuple[Program, NoOpReport]:
     draft = Draft(program)
     removed: list[tuple[str, str]] = []
 
+    made: set[Value] = set()  # each alone in new memory
     for original in program.nodes:
         node = draft.rewritten(original)
-        source = _same_as(node, held_outside)
-        result = node.outputs[0] if node.outputs else None
-        if source is None or result is None or original.outputs[0] in returned:
+        source, result = _same_as(node, held_outside), node.outputs[0] if node.outputs else None
+        stays = bool(original.outputs) and original.outputs[0] in returned
+        over = written_over_all(node)
+        if over in made and over.tensor.storage not in held_outside and _lies_like(result, over):
+            source, stays = over, False
+        made.update(_alone_in_new_memory(node))
+        if source is None or result is None or stays:
             draft.nodes.append(node)
             continue
         draft.merge(result, source)
@@ -62,6 +71,17 @@ def _same_as(node: Node, held_outside: frozenset[int]) -> Value | None:
     if private and is_copy(node.target) and _same_region(result.tensor, source.tensor):
         return source
     return None
+
+
+def _lies_like(result: Value | None, source: Value) -> bool:
+    return result is not None and result.is_tensor and _same_region(result.tensor, source.tensor)
+
+
+def _alone_in_new_memory(node: Node) -> list[Value]:
+    """The results that begin a storage which no operand and no other result is in."""
+    held = [value.tensor.storage for value in (*node.operands(), *node.results()) if value.is_tensor]
+    made = [value for value in node.results() if value.is_tensor and value.tensor.offset == 0]
+    return [value for value in made if held.count(value.tensor.storage) == 1]
 
 
 def _reread_storages(program: Program) -> frozenset[int]:
