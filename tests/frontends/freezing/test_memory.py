@@ -95,6 +95,42 @@ def test_weights_are_no_arguments_to_write() -> None:
     assert torch.equal(frozen(x), wanted)
 
 
+def test_calls_that_look_like_earlier_ones_are_looked_at_as_closely() -> None:
+    """A call that is known by what it looks like may bring a weight of the model, or one tensor twice."""
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.rand(3, 3))
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            x.add_(1)
+            return (x + 2 * y) @ self.weight
+
+    model = Both()
+    frozen = dovetail.freeze(model, (torch.rand(3, 3), torch.rand(3, 3)), dynamic_shapes="static")
+    for _ in range(3):
+        x, y = torch.rand(3, 3), torch.rand(3, 3)
+        with torch.no_grad():
+            wanted = model(x.clone(), y)
+        before, version = x.clone(), x._version
+        assert torch.equal(frozen(x, y), wanted)
+        assert torch.equal(x, before + 1)
+        assert x._version == version + 1
+    with _mismatch("x, which it writes, and y share memory"):
+        frozen(x, x)
+    with _mismatch("x, which it writes, and y share memory"):
+        frozen(x, x.view(3, 3))
+    with _mismatch("weight of the model share memory"):
+        frozen(model.weight.detach(), y)
+    model.weight.data = torch.ones(3, 3)
+    frozen.refresh()
+    assert torch.equal(frozen(x.clone(), y), (x + 1 + 2 * y) @ torch.ones(3, 3))
+    with _mismatch("weight of the model share memory"):
+        frozen(model.weight.detach(), y)
+    assert torch.equal(frozen(x, y), (x + 2 * y) @ torch.ones(3, 3))
+
+
 class Grows(nn.Module):
     """Writes a buffer that it also hands out, and reads its argument afterwards."""
 

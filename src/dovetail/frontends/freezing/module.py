@@ -111,7 +111,10 @@ class FrozenModule(torch.nn.Module):
             if originals is not None and not (self._on_stale == "ignore" or originals.is_as_before()):
                 self._look_at_originals()
             runner, inputs = quick
-            return runner.run(inputs)
+            if originals is None or not runner.writes:
+                return runner.run(inputs)
+            if self._on_stale != "ignore" and not originals.may_share(runner.written_inputs(inputs)):
+                return runner.run(inputs)
         leaves = method.form.bind(args, kwargs)
         (unfrozen,) = self._unfrozen
         if unfrozen is not None and method.leaf_that_wants_gradient(leaves) is not None:

@@ -20,6 +20,7 @@ from dovetail.capture.module_state import TensorSlot
 from dovetail.deferred import deferred
 from dovetail.errors import BadWeights
 from dovetail.torch_compat.autograd import version_of
+from dovetail.torch_compat.dispatch import storage_key
 from dovetail.torch_compat.guards import SameTensors
 
 if TYPE_CHECKING:
@@ -204,6 +205,7 @@ class Originals:
         self._lone = tuple(lone)
         self._watch, self._watches = watch, 0
         self._known: tuple[SameTensors, ...] = ()
+        self._storages: frozenset[int] | None = None  # of what is watched, while that is as before
         # Whether nothing has changed; False also where only `changed` can tell.
         self.is_as_before: Callable[[], bool] = _cannot_tell
 
@@ -241,6 +243,7 @@ class Originals:
         """Dotted names of what has changed since it was looked at first."""
         if self.is_as_before():
             return []
+        self._storages = None
         found = self._changed()
         if not found:
             self._look_fast_from_now_on()
@@ -311,6 +314,13 @@ class Originals:
             [_Lone(dotted, *_watch(tensor)) for dotted, tensor in lone if tensor is not None],
             self._watch,
         )
+
+    def may_share(self, tensors: Iterable[torch.Tensor]) -> bool:
+        """Whether one of these may share memory with a tensor that is watched. They are as `changed` has seen them."""
+        if self._storages is None:
+            strided = (tensor for _, tensor in self.tensors() if tensor.layout is torch.strided)
+            self._storages = frozenset(map(storage_key, strided))
+        return not self._storages.isdisjoint(map(storage_key, tensors))
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """What is watched and still there, by dotted name."""

@@ -3,7 +3,7 @@
 What a call was bound to, and which program it took, depends on how its arguments are spelled, on what they look like
 (class, dtype, device, shape, strides, and so on) and on the values of those that are not tensors. Two calls that agree
 in all of that differ only in their data. Only arguments that are plain tensors, numbers, strings or None are
-handled; all other calls, and those whose inputs are written or have a different layout, take the general path.
+handled; all other calls, and those whose inputs have a different layout, take the general path.
 
 Cost: some tenths of a microsecond for each tensor, instead of about fifteen for each call.
 """

@@ -85,9 +85,7 @@ class FrozenGuard:
 
     def takes_as_given(self, leaves: Sequence[Any], inputs: Sequence[Any]) -> bool:
         """Whether calls that look like this one can give the program what they have. inputs: in this call."""
-        return not self._written and all(
-            leaves[leaf] is x for leaf, x in zip(self.program.arguments, inputs, strict=True)
-        )
+        return all(leaves[leaf] is x for leaf, x in zip(self.program.arguments, inputs, strict=True))
 
     def _unlike_pair(self, leaves: Sequence[Any]) -> tuple[int, int] | None:
         return next((pair for pair in self.program.same if leaves[pair[0]] is not leaves[pair[1]]), None)
@@ -153,8 +151,13 @@ class FrozenRunner:
         self._executors = executors
         self._code: RunnableProgram | None = None
         self._held: dict[str, torch.Tensor] = {}
+        self._held_storages: frozenset[int] = frozenset()
         self._graph: CompiledGraph | None = None
         self._returns_one = program.results.is_leaf()
+
+    def written_inputs(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Those of a call's inputs that the program writes."""
+        return [inputs[place] for place in self._written]
 
     @property
     def graph(self) -> CompiledGraph:
@@ -176,6 +179,8 @@ class FrozenRunner:
     def bind(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Take the tensors that the program holds from these, by name."""
         self._held = {name: tensors[name] for name in self.packed.held}
+        held = (tensor for tensor in self._held.values() if tensor.layout is torch.strided)
+        self._held_storages = frozenset(map(storage_key, held)) if self.writes else frozenset()
         self._graph = None
 
     def run_over(self, inputs: Sequence[torch.Tensor], held: Sequence[torch.Tensor]) -> Sequence[Any]:
@@ -204,6 +209,9 @@ class FrozenRunner:
 
     def _refuse_sharing(self, inputs: Sequence[torch.Tensor]) -> None:
         """Recording took it that what is written shares memory with nothing else."""
+        storages = [storage_key(tensor) for tensor in inputs if tensor.layout is torch.strided]
+        if len(set(storages)) == len(storages) and self._held_storages.isdisjoint(storages):
+            return
         held = list(self._held.values())
         for written in self._written:
             for other, tensor in enumerate([*inputs, *held]):
