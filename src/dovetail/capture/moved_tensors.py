@@ -13,7 +13,7 @@ from dovetail.capture.resizing import change
 from dovetail.capture.views_of_written import ViewsOfWritten
 from dovetail.errors import UnsupportedInputMutation
 from dovetail.ir.program import Meta, Node, Operand, Phase, TensorMeta, Value
-from dovetail.ops.facts import may_resize
+from dovetail.ops.facts import may_resize, resizes_storage
 from dovetail.torch_compat.autograd import viewed_tensor
 from dovetail.torch_compat.dispatch import Overload, overloads, schema_of, storage_key
 from dovetail.torch_compat.fakes import is_fake
@@ -113,6 +113,8 @@ class MovesTensors(ABC):
 
     def _record_metadata_change(self, func: Overload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """`y.t_()`: from now on the object `y` stands for the view `y.t()` of the value it stood for."""
+        if resizes_storage(func):
+            return self.resize_storage(func, args)
         tensor = args[0]
         schema = schema_of(func)
         if may_resize(func):

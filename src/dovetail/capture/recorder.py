@@ -23,6 +23,7 @@ from dovetail.capture.engine import as_taken
 from dovetail.capture.left_modes import refuse_switched
 from dovetail.capture.lent_memory import LentMemory
 from dovetail.capture.number_symbols import NumberSymbols
+from dovetail.capture.numbers_of_factories import number_of_factories
 from dovetail.capture.operators import device_type, must_be_kept, refuse_leaves, short_name
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.overlapping_writes import refuse_order_dependent_write
@@ -36,8 +37,6 @@ from dovetail.capture.sparse_gradients import SparseGradients
 from dovetail.capture.traced_operands import concrete, settled
 from dovetail.capture.views_of_written import ViewsOfWritten
 from dovetail.errors import (
-    DataDependentControlFlow,
-    NoFakeKernel,
     UnsupportedHigherOrderOperator,
     UnsupportedInputMutation,
     UnsupportedTensor,
@@ -72,9 +71,7 @@ from dovetail.torch_compat.dispatch import (
 )
 from dovetail.torch_compat.fake_layouts import as_laid_out
 from dovetail.torch_compat.fakes import (
-    DATA_DEPENDENT_ERRORS,
     DEVICE_QUESTION,
-    NO_FAKE_KERNEL_ERRORS,
     FakeMode,
     device_of_fake,
     is_fake,
@@ -251,19 +248,14 @@ class Recorder(RecordsSparse, RecordsFacts, PlainMode):
             return fresh
         given, args = args, [self._without_real(argument) for argument in args]
         keywords = {name: self._without_real(argument) for name, argument in keywords.items()}
-        if resizes_storage(func):
-            return self.resize_storage(func, args)
-        if torch.Tag.inplace_view in tags_of(func) or may_resize(func):
+        if resizes_storage(func) or torch.Tag.inplace_view in tags_of(func) or may_resize(func):
             return self._record_metadata_change(func, args, keywords)
         operands, keyword_operands = self._operands(args, keywords)
         refuse_order_dependent_write(func, operands, keyword_operands, self._origins)
-        try:
-            with kernels_for_symbolic_sizes() if self.symbols else nullcontext():
-                result = as_laid_out(func, args, self._run(func, args, keywords), keywords)
-        except NO_FAKE_KERNEL_ERRORS as error:
-            raise NoFakeKernel(operator=str(func), origin=self._origins.here()) from error
-        except DATA_DEPENDENT_ERRORS as error:
-            raise DataDependentControlFlow(operator=str(func), origin=self._origins.here()) from error
+        if (number := number_of_factories(func, operands, self.nodes, self.constants)) is not None:
+            return number
+        with self.named_errors(func), kernels_for_symbolic_sizes() if self.symbols else nullcontext():
+            result = as_laid_out(func, args, self._run(func, args, keywords), keywords)
         self.packed.follow(func, args, result)
         if func in RENAMES:
             self.add_alias(result, self.value_of(args[0]))

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from dovetail.capture.origins import OriginTracker
 from dovetail.capture.places import truth_of
+from dovetail.errors import DataDependentControlFlow, NoFakeKernel
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Operand, Target, Value
 from dovetail.ir.sizes import Scalar, SizeExpr
 from dovetail.ops.prims import EXPECT
 from dovetail.torch_compat.data_sizes import assume
+from dovetail.torch_compat.fakes import DATA_DEPENDENT_ERRORS, NO_FAKE_KERNEL_ERRORS
 
 
 class RecordsFacts:
@@ -22,6 +26,7 @@ class RecordsFacts:
     symbols: dict[str, Any]
     _expected: set[Scalar]
     _values: dict[int, Value]
+    _origins: OriginTracker
 
     def operand_of(self, argument: object) -> Operand:
         """See `Recorder`."""
@@ -39,6 +44,16 @@ class RecordsFacts:
             if is_own and fact not in self._expected:
                 self._expected.add(fact)
                 self._append(EXPECT, (fact, str(fact)), (), None)
+
+    @contextmanager
+    def named_errors(self, func: object) -> Iterator[None]:
+        """Say which operator has no answer on fakes. Raises: NoFakeKernel; DataDependentControlFlow."""
+        try:
+            yield
+        except NO_FAKE_KERNEL_ERRORS as error:
+            raise NoFakeKernel(operator=str(func), origin=self._origins.here()) from error
+        except DATA_DEPENDENT_ERRORS as error:
+            raise DataDependentControlFlow(operator=str(func), origin=self._origins.here()) from error
 
     def recorded(self, make: Callable[[], Any]) -> Any:
         """See `RecordsSparse`."""

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from dovetail.torch_compat.symbolic_strides import is_one_number
+
 _FEW, _MANY = 2, 16
 _MOST_KNOWN = 1024
 _KNOWN: dict[tuple[Any, ...], tuple[Sequence[int], Sequence[int], torch.dtype]] = {}  # of layers that come again
@@ -37,7 +39,7 @@ def convolved_on_fakes(op: object, args: Sequence[Any]) -> torch.Tensor | None:
     found = _KNOWN.get(key) if key is not None else None
     if found is None:
         few, many = _of_two_kernels(image, others)
-        if not all(map(_is_one, (*few.shape[1:], *few.stride()), (*many.shape[1:], *many.stride()))):
+        if not all(map(is_one_number, (*few.shape[1:], *few.stride()), (*many.shape[1:], *many.stride()))):
             return None
         found = few.shape[1:], few.stride(), few.dtype
         if key is not None:
@@ -77,10 +79,3 @@ def _key(image: torch.Tensor, others: Sequence[Any]) -> tuple[Any, ...] | None:
 
 def _of(image: torch.Tensor, number: int) -> torch.Tensor:
     return image.new_empty_strided((number, *image.shape[1:]), image.stride())
-
-
-def _is_one(a: int | torch.SymInt, b: int | torch.SymInt) -> bool:
-    """Whether two sizes are one for sure; nothing is assumed to find out."""
-    if isinstance(a, torch.SymInt) and isinstance(b, torch.SymInt):
-        return bool(a.node.expr == b.node.expr)
-    return type(a) is type(b) is int and a == b

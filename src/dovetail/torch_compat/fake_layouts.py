@@ -36,7 +36,7 @@ from dovetail.torch_compat.kernel_strides import (
 from dovetail.torch_compat.own_fakes import OWN_FAKES
 from dovetail.torch_compat.resampling import resampled_on_fakes
 from dovetail.torch_compat.sized_fakes import sized_on_fakes
-from dovetail.torch_compat.symbolic_strides import lies_in_a_format, strides_of_any_size
+from dovetail.torch_compat.symbolic_strides import is_one_number, lies_in_a_format, strides_of_any_size
 from dovetail.torch_compat.symbolic_views import viewed
 from dovetail.torch_compat.zero_tensors import answered_anew
 
@@ -214,7 +214,7 @@ def _like_operands(operands: Sequence[Any], result: torch.Tensor) -> torch.Tenso
 
 
 def _blank(result: torch.Tensor, stride: Sequence[Any]) -> torch.Tensor:
-    if tuple(stride) == result.stride():
+    if len(stride) == result.dim() and all(map(is_one_number, stride, result.stride())):
         return result
     return torch.empty_strided(result.shape, stride, dtype=result.dtype, device=result.device)
 

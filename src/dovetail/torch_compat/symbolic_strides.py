@@ -56,6 +56,13 @@ def lies_in_a_format(tensor: torch.Tensor) -> bool:
     return any(all(size == 1 or a == b for size, a, b in zip(shape, stride, found, strict=True)) for found in wanted)
 
 
+def is_one_number(a: int | torch.SymInt, b: int | torch.SymInt) -> bool:
+    """Whether two sizes are one for sure; nothing is assumed to find out."""
+    if isinstance(a, torch.SymInt) and isinstance(b, torch.SymInt):
+        return bool(a.node.expr == b.node.expr)
+    return type(a) is type(b) is int and a == b
+
+
 class _NoNumber(Exception):
     """A size is no whole number where numbers stand in for symbols."""
 

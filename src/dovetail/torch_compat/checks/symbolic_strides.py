@@ -61,4 +61,15 @@ def check_lies_in_a_format() -> str | None:
     return first_difference(*found)
 
 
-CHECKS = (check_lies_in_a_format, check_strides_of_any_size)
+def check_is_one_number() -> str | None:
+    """Sums of the same symbols in another order are one, and nothing is assumed of others."""
+    env = ShapeEnv()
+    mode = FakeTensorMode(shape_env=env)
+    a, b = mode.from_tensor(torch.ones(3, 4, device="cpu"), static_shapes=False).shape
+    told = [symbolic_strides.is_one_number(*pair) for pair in ((a + b, b + a), (a, b), (a, 3), (3, 3), (3, 4))]
+    return first_difference(
+        ("numbers that are one", told, [True, False, False, True, False]), ("facts", env.guards, [])
+    )
+
+
+CHECKS = (check_is_one_number, check_lies_in_a_format, check_strides_of_any_size)
