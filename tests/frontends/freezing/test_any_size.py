@@ -200,3 +200,19 @@ def test_parts_written_one_by_one_are_written_in_place() -> None:
     assert torch.equal(frozen(x), pasted(x))
     eager, ours = (measure_peak(lambda _, run=run: run(x), []).peak_bytes for run in (pasted, frozen))
     assert ours <= eager
+
+
+@pytest.mark.parametrize("kind", ["chunks", "halves", "frames"])
+def test_sizes_that_others_make_1(kind: str) -> None:
+    """A size that is computed from a free one may be 1, though programs are for those above."""
+    calls: dict[str, Callable[[Tensor], Tensor]] = {
+        "chunks": lambda x: F.pad(x, (0, -x.shape[-1] % 8)).view(x.shape[0], -1, 8).mean(-1),
+        "halves": lambda x: torch.relu(F.avg_pool1d(x[:, None], 2)).softmax(-1),
+        "frames": lambda x: x.unfold(1, 4, 3).mean(-1, keepdim=True) * 2,
+    }
+    model = _Calls(calls[kind])
+    frozen = dovetail.freeze(model, (torch.randn(2, 20),), dynamic_shapes=({0: "b", 1: "t"},))
+    for batch in (1, 3):
+        for length in (30, 16, 9, 8, 6, 5, 4):
+            x = torch.randn(batch, length)
+            assert torch.equal(frozen(x), model(x)), (batch, length)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Hashable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +23,8 @@ from dovetail.ir.sizes import Number, Scalar, SizeExpr, holds
 
 _STEPS = (3, 1, 2, 4, -1, -2)
 _ALL_CHOICES = 3
+_ORDERS = frozenset({"ne", "lt", "le", "gt", "ge"})
+_MOST_BEYOND = 2
 
 
 def record_method(
@@ -85,7 +88,9 @@ def _free(
             raise BadDynamicShapes(reason=f"at another size the model {difference}", hint="leave the size out")
         return [], (f"every size is fixed: at another size the model {difference}",)
     ones, failures = _ones(recorder, pool, example, free, {k: n for k, n in numbers.items() if k not in fixed})
-    return [_within_ranges(one, free, symbols), *ones], (*notes, *failures)
+    found = [_within_ranges(one, free, symbols), *ones]
+    beyond = [_beyond(recorder, pool, example, free, each) for each in found] if free.is_asked else []
+    return [*found, *(each for others in beyond for each in others)], (*notes, *failures)
 
 
 def _ones(
@@ -106,6 +111,30 @@ def _ones(
             where = " and ".join(map(repr, choice)) if free.is_asked else "the first dimension"
             notes.append(f"{where} cannot be 1: {_first_line(error)}")
     return found, tuple(notes)
+
+
+def _beyond(recorder: MethodRecorder, pool: Pool, example: Example, free: FreeSizes, one: Recorded) -> list[Recorded]:
+    """Programs for smaller sizes at which a fact does not hold that a program relies on, a few at most.
+
+    Such is that another size, which is computed from them, is above 1. Where the model itself refuses these sizes,
+    there is none.
+    """
+    numbers, found, seen = free.numbers(example.leaves), list[Recorded](), set[str]()
+    symbols = _symbols(one, free)
+    at = {symbol: numbers[label] for label, symbol in symbols.items()}
+    settled = {label: 1 for label in numbers if label not in symbols}
+    for label, symbol in symbols.items():
+        for number in range(numbers[label] - 1, max(free.ranges.get(label, (0, None))[0], 2) - 1, -1):
+            fact = _broken(one, {**at, symbol: number})
+            if not isinstance(fact, SizeExpr) or fact.op not in _ORDERS or str(fact) in seen:
+                continue
+            seen.add(str(fact))
+            if len(seen) > _MOST_BEYOND:
+                return found
+            leaves = free.resized(example.leaves, {**numbers, **settled, label: number})
+            with suppress(DovetailError):
+                found.append(recorder.record(pool, example, leaves, free.dims))
+    return found
 
 
 def _symbols(one: Recorded, free: FreeSizes) -> dict[Hashable, str]:
