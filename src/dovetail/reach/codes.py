@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from types import CodeType, FrameType, ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 _GLOBAL = frozenset(("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_NAME"))
@@ -16,6 +16,7 @@ _READ = frozenset(("LOAD_ATTR", "LOAD_METHOD"))
 _VARIABLE = ("LOAD_FAST", "LOAD_DEREF", "LOAD_CLASSDEREF")
 _FINDING = frozenset(("__import__", "import_module", "getmodule"))
 _BETWEEN = frozenset(("CACHE", "EXTENDED_ARG"))
+_SETS_OUTER = frozenset(("STORE_DEREF", "DELETE_DEREF"))
 _ATTRIBUTE = frozenset(("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR", "IMPORT_FROM", "LOAD_SUPER_ATTR"))
 
 
@@ -128,14 +129,25 @@ def _imports_by_text(instructions: list[dis.Instruction], texts: set[str | None]
         yield from (Import(str(text), "", name) for name in ("", *sorted(variables)))
 
 
-def runs_inside_its_maker(frame: FrameType) -> bool:
-    """Whether the code that makes the function that runs is running: it has all that the function closes over."""
-    maker = frame.f_back
-    while maker is not None:
-        if any(constant is frame.f_code for constant in maker.f_code.co_consts):
-            return True
-        maker = maker.f_back
-    return False
+def is_made_by(code: CodeType, maker: CodeType) -> bool:
+    """Whether a function with this code is made where the other code runs."""
+    return any(constant is code for constant in maker.co_consts)
+
+
+def arguments_of(code: CodeType) -> tuple[str, ...]:
+    """The names of what a function takes, `*arguments` and `**options` left out."""
+    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+
+
+@lru_cache(16384)
+def writes_outer_variables(code: CodeType) -> bool:
+    """Whether code, or what is defined inside it, sets a variable that it closes over (`nonlocal`)."""
+    outer = frozenset(code.co_freevars)
+    return any(
+        found.opname in _SETS_OUTER and found.argval in outer
+        for inner in (code, *codes_inside(code))
+        for found in dis.get_instructions(inner)
+    )
 
 
 @lru_cache(16384)

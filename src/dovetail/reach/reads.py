@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from dovetail.reach.builtin_names import BUILT_IN, OF_PYTHON, is_put_into_builtins
-from dovetail.reach.codes import names_of, runs_inside_its_maker
+from dovetail.reach.codes import names_of
 from dovetail.reach.contents import MISSING, Snapshot, in_cell, is_compared_by_contents
 from dovetail.reach.libraries import is_library_class, is_ours, is_own_count, is_users_function
 from dovetail.reach.modules import Modules
@@ -46,6 +46,7 @@ from dovetail.reach.values import (
     own_of,
 )
 from dovetail.torch_compat.fakes import is_fake
+from dovetail.torch_compat.swapping import hooks_of
 from dovetail.torch_compat.traced_maths import untraced
 
 _REPORTING = ("__getattribute__", "__setattr__", "__delattr__")
@@ -121,6 +122,7 @@ class Reads:
                     own = attributes_of(item) or {}  # nothing shows them being read
                     self.unshown.add_tensor(item, own)
                     self.every_entry(own, "a tensor")
+                left += hooks_of(item)
                 continue
             if issubclass(kind, type):
                 self._meet_class(item)
@@ -211,11 +213,8 @@ class Reads:
         """Code of the user's runs."""
         code = frame.f_code
         if code not in self._codes.ran:
-            if not self._codes.functions(code) and not runs_inside_its_maker(frame):  # nothing that was read led to it
-                values = [frame.f_locals.get(name) for name in code.co_freevars]
-                itself = [x for x in values if type(x) is FunctionType and x.__code__ is code]  # whose cells are read
-                for value in itself or values:
-                    self.meet(value)
+            for value in self._codes.held_by(frame):
+                self.meet(value)
             self.code(code, frame.f_globals)
 
     def code(self, code: CodeType, known: dict[str, Any]) -> None:

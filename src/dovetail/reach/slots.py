@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import decimal
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
@@ -89,3 +89,8 @@ class PartOf:
 
     def __hash__(self) -> int:
         return hash((id(self.item), self.name))
+
+
+def giving(item: Any) -> Callable[[], Any]:
+    """A question whose answer is an object: guards compare what it holds."""
+    return lambda: item

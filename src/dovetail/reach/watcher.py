@@ -23,6 +23,7 @@ from dovetail.reach.reads import Reads
 from dovetail.reach.remembered import forget_fakes
 from dovetail.reach.spies import OnGradient, Spies
 from dovetail.reach.stand_ins import StandIns
+from dovetail.torch_compat.modules import global_hooks
 
 OnFrame: TypeAlias = "Callable[[FrameType, str, Any], None]"
 _NO_ANSWERS: Mapping[Callable[[], Any], Any] = {}
@@ -178,6 +179,8 @@ def noted_reads(
         reads = spies.reads
         for root in roots:
             reads.root(root)
+        for hook in global_hooks():
+            reads.meet(hook)
         spies.install_builtins()
         if on_gradient is not None:
             spies.install_gradients(on_gradient, frames.serves_user)

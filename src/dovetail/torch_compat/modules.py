@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch.nn.modules import module as _module
 
+from dovetail.torch_compat.optimizers import global_step_hook_tables
+
 _HAS_HOOK_OF_ALL = _module._has_any_global_hook
 _OWN: set[int] = set()
 
@@ -48,6 +50,12 @@ def global_hook_tables() -> dict[str, dict[int, Any]]:
         for name, table in vars(_module).items()
         if name.startswith("_global_") and isinstance(table, dict)
     }
+
+
+def global_hooks() -> list[Any]:
+    """The hooks of users that run for every module, and for every optimizer."""
+    tables = (*global_hook_tables().values(), *global_step_hook_tables())
+    return [hook for table in tables for key, hook in list(table.items()) if key not in _OWN]
 
 
 def forward_pre_hooks(module: torch.nn.Module) -> list[Any]:

@@ -110,6 +110,12 @@ def hook_tables(tensor: torch.Tensor) -> tuple[HookTable, HookTable]:
     return _TABLES_OF(tensor)
 
 
+def hooks_of(tensor: torch.Tensor) -> list[Any]:
+    """The hooks in both tables of a tensor; no code of its class, and of no mode, is run."""
+    with torch._C.DisableTorchFunction():
+        return [hook for table in hook_tables(tensor) if table for hook in table.values()]
+
+
 def put_hook_tables(tensor: torch.Tensor, tables: tuple[HookTable, HookTable]) -> None:
     """Let a tensor have other tables of hooks; a table that it has already is left alone."""
     for name, table, now in zip(_HOOK_TABLES, tables, hook_tables(tensor), strict=True):

@@ -58,6 +58,7 @@ from dovetail.passes.collection import collection_paused
 from dovetail.pipeline.options import Options
 from dovetail.reach.changes import ReadChange
 from dovetail.reach.guard import PythonGuard
+from dovetail.reach.slots import giving
 from dovetail.reach.stand_ins import StandIns
 from dovetail.reach.watcher import Watcher
 from dovetail.torch_compat.collectives import default_group
@@ -109,7 +110,7 @@ class StepCapture:
         self._leaf_names: dict[int, str] = {}
         self._shown, self._objects = list(call.leaves), ArgumentObjects(call.structure)
         self._results: Results | None = None
-        self._asked = [default_group, *map(_giving, reachable.others)]
+        self._asked = [default_group, *map(giving, reachable.others)]
         self._fully_sharded = found_among(module for _, module in reachable.modules)
         self._elsewhere, self._not_guarded = list[ReadChange](), list[Any]()
         self._watcher = Watcher(
@@ -339,7 +340,7 @@ class StepCapture:
         unknown: see `Trees`. Raises: MoreIsRead where it has set, or handed on, what was not looked at.
         """
         for item in self._reachable.late:
-            self._ask_before_runs(_giving(item))
+            self._ask_before_runs(giving(item))
         is_set = overwritten(self._watcher.reads, self._reachable)
         if left.misses(is_set) or any(map(self._reachable.knows, unknown)) or late.misses(self._reachable.slots):
             raise MoreIsRead
@@ -353,7 +354,8 @@ class StepCapture:
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
         """While active, what the code reads besides what the reachable state compares is noted."""
-        roots = [self._call.step, *(x for x in self._call.leaves if not isinstance(x, torch.Tensor))]
+        leaves = (x for x in self._call.leaves if not isinstance(x, torch.Tensor))
+        roots = [self._call.step, *leaves, *self._reachable.hooks]
         try:
             with self._watcher.watched(roots, {ask: ask() for ask in self._asked}):
                 yield
@@ -393,8 +395,3 @@ class StepCapture:
         leaves = {i for i, name in self._leaf_names.items() if name in names}
         slots = {number_slot.path for number_slot in self._numbers if number_slot.name in names}
         return Numbers(frozenset(slots), frozenset(leaves))
-
-
-def _giving(item: Any) -> Callable[[], Any]:
-    """A question whose answer is an object: guards compare what it holds."""
-    return lambda: item

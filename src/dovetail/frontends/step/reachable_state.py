@@ -19,6 +19,7 @@ import torch
 from dovetail.capture.ambient_modes import ambient_modes
 from dovetail.frontends.step.bound_slots import bound_slots
 from dovetail.frontends.step.containers import Container, Fixed, Path, Slot, Unordered
+from dovetail.frontends.step.hook_tables import HookTable
 from dovetail.frontends.step.open_slots import OpenSlots, new_containers
 from dovetail.frontends.step.record import Record, record_of
 from dovetail.frontends.step.slot_changes import Change, changes_in
@@ -129,6 +130,11 @@ class ReachableState:
     def functions(self) -> list[FunctionType]:
         """The functions of the user's that ran."""
         return self._walk.functions
+
+    @property
+    def hooks(self) -> list[Any]:
+        """The hooks of gradients, to which nothing that code reads leads."""
+        return [hook for x in self._walk.containers if isinstance(x, HookTable) for hook in x.values]
 
     @property
     def asks_types(self) -> bool:
