@@ -113,7 +113,8 @@ def _is_same(old: Any, now: Any) -> bool:
 
 
 def _table_of(owner: Any) -> dict[str, Any] | None:
-    return attributes_of(owner) if has_attributes(type(owner)) else None
+    """The attributes of an object; those of classes are slots of their own."""
+    return attributes_of(owner) if has_attributes(type(owner)) and not is_a(owner, type) else None
 
 
 def _of_entry(table: dict[str, Any], name: str, old: Any, label: str) -> Iterator[ReadChange]:

@@ -31,29 +31,29 @@ from dovetail.reach.slots import NamesOf, PartOf, in_slot, settings_of_decimals,
 from dovetail.reach.stand_ins import class_in_eager_mode, is_stand_in
 from dovetail.reach.unshown import Unshown
 from dovetail.reach.values import (
-    LOOKED_FOR,
     PLAIN,
     RANDOM_SOURCES,
+    REPORTING,
     attributes_of,
     compiled_from,
     has_attributes,
     is_a,
     is_heap_type,
     is_numbering,
+    members_of,
     moves_on,
     mro_of,
     name_of,
     own_of,
+    special_names,
 )
 from dovetail.torch_compat.fakes import is_fake
 from dovetail.torch_compat.swapping import hooks_of
 from dovetail.torch_compat.traced_maths import untraced
 
-_REPORTING = ("__getattribute__", "__setattr__", "__delattr__")
 _FACTORY = vars(defaultdict)["default_factory"]
 _GRADIENT: Any = torch.Tensor.grad  # as it is while nothing stands in for it
 _OF_RECORDINGS = ("grad", "tolist")  # what stands on tensors' class while a call is recorded
-_NEVER_COMPARED = frozenset(("__init__", "__new__", "__repr__", "__init_subclass__", "__set_name__", *_REPORTING))
 
 
 class Reads:
@@ -97,6 +97,8 @@ class Reads:
         """The call is over: nothing more is to be watched."""
         self._modules.end()
         self._read_on()
+        for kind, name in self.unshown.new_in_classes():
+            self.class_attributes.setdefault((id(kind), name), (kind, MISSING))
         self._install = self._on_moving = lambda _: None
 
     # --- values ---------------------------------------------------------------------------------------------------
@@ -188,8 +190,7 @@ class Reads:
         self._install(kind)
         for owner in (kind for kind in mro_of(kind) if not is_library_class(kind)):
             self._meet_class(owner)
-            special = [x for x, value in own_of(owner).items() if x.startswith("__") and is_a(value, FunctionType)]
-            for name in sorted({*special, *LOOKED_FOR} - _NEVER_COMPARED):
+            for name in special_names(owner):
                 self.class_attribute(owner, name)
 
     def _meet_class(self, kind: type) -> None:
@@ -197,6 +198,7 @@ class Reads:
             return
         self._classes[id(kind)] = kind
         self._past.meet_owner(kind)
+        self.unshown.add_class(kind)
         if is_a(kind, EnumType):
             self.class_attribute(kind, "_member_map_")
         self._meet_kind(type(kind))
@@ -295,7 +297,7 @@ class Reads:
 
     def class_attribute(self, owner: type, name: str) -> Any:
         """What a class itself holds by a name is read."""
-        if name in _REPORTING or (owner is torch.Tensor and name in _OF_RECORDINGS):  # it is not the class's own now
+        if name in REPORTING or (owner is torch.Tensor and name in _OF_RECORDINGS):  # it is not the class's own now
             return MISSING
         key = (id(owner), name)
         if key not in self.class_attributes:
@@ -349,7 +351,8 @@ class Reads:
         """An attribute of an object is about to be set."""
         if (id(item), name) not in self.attributes:
             self.attribute(item, name)
-            self.overwritten.add((id(item), name))
+            if not is_a(item, type):
+                self.overwritten.add((id(item), name))
 
     def whole(self, item: Any) -> None:
         """Every attribute of an object, a class or a module is read."""
@@ -365,10 +368,8 @@ class Reads:
     def _whole_object(self, item: Any) -> None:
         for name in list(attributes_of(item)) if has_attributes(type(item)) else ():
             self.attribute(item, name)
-        for owner in mro_of(type(item)):
-            for name, value in list(own_of(owner).items()):
-                if type(value) is MemberDescriptorType:
-                    self.attribute(item, name)
+        for name in members_of(type(item)):
+            self.attribute(item, name)
         self.ask(NamesOf(item))
 
     def ask(self, function: Callable[[], Any]) -> None:

@@ -176,7 +176,7 @@ class Spies:
 
         def call(item: Any, name: str, *rest: Any) -> Any:
             kind = type(item)
-            if kind is type:
+            if issubclass(kind, type):
                 if is_counted(item, _reader(frame(1))):
                     reads.of_class(item, name)
             elif kind is ModuleType and is_counted(item, _reader(frame(1))):

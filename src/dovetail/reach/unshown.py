@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-from dovetail.reach.values import attributes_of, random_state, set_random_state
+from dovetail.reach.values import attributes_of, own_of, random_state, set_random_state
 
 
 class Unshown:
-    """Random generators outside torch, by where they stand; real tensors, by their attributes and `requires_grad`."""
+    """Random generators outside torch, by where they stand; real tensors, by their attributes and `requires_grad`;
+    classes of the user's, by the names that they have.
+    """
 
     def __init__(self) -> None:
         self._sources: list[tuple[Any, Any, Any]] = []
         self._tensors: list[tuple[Any, bool, dict[str, Any]]] = []
+        self._classes: list[tuple[type, frozenset[str]]] = []
 
     def add_source(self, source: Any) -> None:
         """A generator was met."""
@@ -21,6 +25,17 @@ class Unshown:
     def add_tensor(self, tensor: Any, own: dict[str, Any]) -> None:
         """A real tensor was met. own: its attributes."""
         self._tensors.append((tensor, tensor.requires_grad, dict(own)))
+
+    def add_class(self, kind: type) -> None:
+        """A class was met."""
+        self._classes.append((kind, frozenset(own_of(kind))))
+
+    def new_in_classes(self) -> Iterator[tuple[type, str]]:
+        """Attributes that classes have now, and did not have."""
+        for kind, names in self._classes:
+            for name in own_of(kind).keys() - names:
+                if not name.startswith("__"):  # what Python itself notes there
+                    yield kind, name
 
     def put_sources_back(self) -> list[Any]:
         """Let generators stand where they stood. Returns: those that had moved."""

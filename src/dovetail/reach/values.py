@@ -52,6 +52,9 @@ MAX_WATCHED_BYTES = 1024
 _HEAP_TYPE = 1 << 9
 LOOKED_FOR = ("__getattr__", "__bool__", "__len__", "__eq__", "__contains__", "__iter__", "__getitem__", "__call__")
 """What Python looks for in the class of an object by itself, and does without where it is missing."""
+REPORTING = ("__getattribute__", "__setattr__", "__delattr__")
+"""What reports for others while a call is recorded, in classes of the user's."""
+_NEVER_COMPARED = frozenset(("__init__", "__new__", "__repr__", "__init_subclass__", "__set_name__", *REPORTING))
 ATTRIBUTES_ALONE = frozenset((object, SimpleNamespace))
 """Classes of C whose objects hold nothing but attributes."""
 RANDOM_SOURCES = (random.Random, np.random.Generator, np.random.RandomState)
@@ -258,6 +261,18 @@ def slots_of(kind: type) -> dict[str, Any]:
         for name, value in own_of(owner).items()
         if type(value) is MemberDescriptorType
     }
+
+
+def special_names(kind: type) -> list[str]:
+    """What Python looks for in a class by itself: the special methods that it has, and those that change what it is."""
+    own = [name for name, x in own_of(kind).items() if name.startswith("__") and is_a(x, FunctionType)]
+    return sorted({*own, *LOOKED_FOR} - _NEVER_COMPARED)
+
+
+def members_of(kind: type) -> dict[str, MemberDescriptorType]:
+    """The descriptors of all slots of a type, whoever wrote the classes that have them, by name."""
+    found = [(name, x) for owner in mro_of(kind) for name, x in list(own_of(owner).items())]
+    return {name: x for name, x in reversed(found) if type(x) is MemberDescriptorType}
 
 
 def is_made_of_attributes(kind: type) -> bool:
