@@ -97,8 +97,6 @@ class Reads:
         """The call is over: nothing more is to be watched."""
         self._modules.end()
         self._read_on()
-        for kind, name in self.unshown.new_in_classes():
-            self.class_attributes.setdefault((id(kind), name), (kind, MISSING))
         self._install = self._on_moving = lambda _: None
 
     # --- values ---------------------------------------------------------------------------------------------------
@@ -148,6 +146,7 @@ class Reads:
                 if item.__code__ in self._codes.ran or not is_users_function(item):
                     self._read_cells(item)
             self._meet_kind(kind)
+            self.unshown.add_object(item)
         self._read_on()
 
     def has_met(self, item: Any) -> bool:
@@ -329,7 +328,7 @@ class Reads:
             self.attributes[key] = MISSING
             self.of_class(item, name)
             return
-        value = dict.get(attributes_of(item), name, MISSING) if has_attributes(type(item)) else MISSING
+        value = dict.get(self.unshown.before(item), name, MISSING) if has_attributes(type(item)) else MISSING
         self.attributes[key] = value
         self._modules.held(name, value)
         found = MISSING

@@ -199,6 +199,7 @@ class Spies:
             if is_counted(item, _reader(frame(1))):
                 if is_a(item, ModuleType):
                     reads.every_entry(_vars(item), str(_vars(item).get("__name__")))
+                    reads.unshown.add_namespace(_vars(item))
                 elif is_a(item, type) or has_attributes(type(item)):
                     reads.whole(item)
             return own(*items)
@@ -209,6 +210,7 @@ class Spies:
         caller = _reader(sys._getframe(1))
         if self._is_counted(None, caller):
             self.reads.every_entry(caller.f_globals, str(caller.f_globals.get("__name__")))
+            self.reads.unshown.add_namespace(caller.f_globals)
         return caller.f_globals
 
 

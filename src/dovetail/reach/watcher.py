@@ -23,6 +23,7 @@ from dovetail.reach.reads import Reads
 from dovetail.reach.remembered import forget_fakes
 from dovetail.reach.spies import OnGradient, Spies
 from dovetail.reach.stand_ins import StandIns
+from dovetail.reach.unshown_changes import note_unshown
 from dovetail.torch_compat.modules import global_hooks
 
 OnFrame: TypeAlias = "Callable[[FrameType, str, Any], None]"
@@ -177,6 +178,7 @@ def noted_reads(
             stack.callback(stand_ins.end)
         spies = Spies(stack, frames.is_counted, lambda item: on_moving(item, frames.origin(sys._getframe(1))))
         reads = spies.reads
+        stack.callback(note_unshown, reads)
         for root in roots:
             reads.root(root)
         for hook in global_hooks():
