@@ -14,17 +14,40 @@ from dovetail.reach.values import PLAIN, attributes_of, is_same
 
 
 @dataclass(frozen=True, slots=True)
+class Written:
+    """The attributes that tensors are to have: those that have some, or were asked for one, by their places."""
+
+    attributes: tuple[tuple[int, dict[str, Any]], ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.attributes)
+
+    @staticmethod
+    def on(items: Sequence[Any], asked: Collection[int], first: int = 0) -> Written:
+        """What there is now. asked: places of tensors that code asked for attributes by name. first: place."""
+        held = [(i, dict(attributes_of(x))) for i, x in enumerate(items) if isinstance(x, torch.Tensor) and i >= first]
+        return Written(tuple((i, known) for i, known in held if known or i in asked))
+
+    def are(self, items: Sequence[Any]) -> bool:
+        """Whether tensors have these attributes."""
+        return not self.attributes or next(self.changed(items), None) is None
+
+    def changed(self, items: Sequence[Any]) -> Iterator[int]:
+        """The places of tensors that have others."""
+        return (place for place, known in self.attributes if not _has_attributes(items[place], known))
+
+
+@dataclass(frozen=True, slots=True)
 class Arguments:
     """What is expected of the arguments.
 
-    plain: by leaf, the key of its value. lifted: leaves that are numbers. attributes: of tensors that have some, or
-    were asked for one.
+    plain: by leaf, the key of its value. lifted: leaves that are numbers. attributes: of tensors.
     """
 
     structure: Structure
     plain: tuple[tuple[int, Any], ...]
     lifted: tuple[tuple[int, type], ...]
-    attributes: tuple[tuple[int, dict[str, Any]], ...]
+    attributes: Written
 
     @staticmethod
     def like(
@@ -40,12 +63,11 @@ class Arguments:
         may be anything but tensors.
         """
         plain = [(i, x) for i, x in enumerate(leaves) if not isinstance(x, torch.Tensor)]
-        held = [(i, dict(attributes_of(x))) for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
         return Arguments(
             structure,
             tuple((i, value_key(x)) for i, x in plain if i not in lifted and i not in unread),
             tuple((i, type(x)) for i, x in plain if i in lifted),
-            tuple((i, known) for i, known in held if known or i in asked),
+            Written.on(leaves, asked),
         )
 
     def are(self, leaves: Sequence[Any], structure: Structure) -> bool:
@@ -58,7 +80,7 @@ class Arguments:
         for index, kind in self.lifted:
             if type(leaves[index]) is not kind:
                 return False
-        return not self.attributes or all(_has_attributes(leaves[index], known) for index, known in self.attributes)
+        return self.attributes.are(leaves)
 
     def replaced_objects(self, leaves: Sequence[Any]) -> Iterator[Any]:
         """Leaves that are other objects than expected, of the same class."""
@@ -86,7 +108,7 @@ class Arguments:
         told = [
             f"argument {i} is not a valid {kind.__name__}" for i, kind in self.lifted if type(leaves[i]) is not kind
         ]
-        told += [f"attributes of argument {i} changed" for i, x in self.attributes if not _has_attributes(leaves[i], x)]
+        told += [f"attributes of argument {place} changed" for place in self.attributes.changed(leaves)]
         return next(iter(told), "")
 
 

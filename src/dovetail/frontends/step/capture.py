@@ -22,6 +22,7 @@ from dovetail.capture.step_tensors import StepNumber, StepTensor
 from dovetail.capture.step_texts import Texts
 from dovetail.errors import DovetailError, UnsupportedStep
 from dovetail.frontends.argument_objects import ArgumentObjects
+from dovetail.frontends.step.argument_attributes import kept_attributes
 from dovetail.frontends.step.attempts import ManyChoices, MoreIsRead, StateToMake, free_locals
 from dovetail.frontends.step.captured_memory import refuse_set, torch_generators
 from dovetail.frontends.step.containers import Path
@@ -186,7 +187,7 @@ class StepCapture:
         texts.formats_at, self._watcher.on_frame = percent_formats, texts.follow
         texts.asks_whole_numbers, recording.recorder.number_sizes.is_on = self._ways.asks_texts, self._ways.has_symbols
         recording.recorder.answered_otherwise = self._ways.answered_otherwise
-        with self._undone(), kept_if_used(recording.recorder, self._of_graphs):
+        with self._undone(), kept_attributes(self._call.leaves), kept_if_used(recording.recorder, self._of_graphs):
             outside = Outside(recording.origins, self._reachable.slots, texts.hold)
             try:
                 recording.run(self._run, self._around(recording, found.matrices, hosts, outside))
@@ -242,7 +243,7 @@ class StepCapture:
             draws=self._draws,
             write_only=self._write_only.paths,
             reads=reads,
-            asked=frozenset(index for index, leaf in enumerate(leaves) if self._watcher.was_asked(leaf)),
+            asked=frozenset(index for index, leaf in enumerate(self._given) if self._watcher.was_asked(leaf)),
             results=self._results,
             made=left.made,
         )

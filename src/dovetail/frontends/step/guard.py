@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import torch
 
 from dovetail.capture.step_questions import Question
-from dovetail.frontends.arguments import Arguments
+from dovetail.frontends.arguments import Arguments, Written
 from dovetail.frontends.step.containers import Path
 from dovetail.frontends.step.early_questions import EarlyQuestions
 from dovetail.frontends.step.reachable_state import ReachableState
@@ -87,7 +87,8 @@ class StepGuard:
     questions: that the program asks, by number. early: those that are asked beforehand. before: what the program was
     bound to, where it is bound to nothing now. found_replaced: slots of tensors and of containers that were other ones
     when it was bound the last time.
-    changed_word: what compares words of memory, if machine code is to.
+    attributes: of tensors that are read like arguments. changed_word: what compares words of memory, if machine code is
+    to.
     """
 
     arguments: Arguments
@@ -102,6 +103,7 @@ class StepGuard:
     questions: Sequence[Question]
     early: EarlyQuestions
     bindings: Bindings
+    attributes: Written
     changed_word: ChangedWord | None = None
     before: BoundTo = BoundTo()
     found_replaced: Found = (frozenset(), frozenset())
@@ -132,6 +134,8 @@ class StepGuard:
         tensors = self.kinds.tensors(self.bindings.tensors, given)
         if tensors is None or not self.kinds.are(tensors, given) or not self.bindings.guard.holds():
             return None
+        if not self.attributes.are(given):
+            return None
         if self.early and self.early.missed([read(leaves) for read in self.bindings.reads]) is not None:
             return None
         return tensors
@@ -158,8 +162,9 @@ class StepGuard:
         if bindings is UNBOUND:
             return False
         before, self.bindings = self.bindings, bindings
-        tensors = self.kinds.tensors(bindings.tensors, self.given(leaves))
-        if tensors is None or not self.kinds.bind(tensors):
+        given = self.given(leaves)
+        tensors = self.kinds.tensors(bindings.tensors, given)
+        if tensors is None or not self.attributes.are(given) or not self.kinds.bind(tensors):
             self.bindings = before
             return False
         return True
@@ -189,7 +194,9 @@ class StepGuard:
         if state is None:
             return "a tensor is gone"
         kept = [_held(reachable.slot(path).read) for path in self.kept]  # whatever the program is bound to
-        return self.kinds.difference(state, [*leaves, *kept])
+        given = [*leaves, *kept]
+        names = (self.kept[place - len(leaves)] for place in self.attributes.changed(given))
+        return self.kinds.difference(state, given) or "".join(f"attributes of {name} changed" for name in names)
 
     def state_in(self, reachable: ReachableState) -> list[torch.Tensor] | None:
         """The tensors of a reachable state that the program was captured with, or those in their places.

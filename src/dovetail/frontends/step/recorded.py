@@ -8,7 +8,7 @@ from typing import Any
 from dovetail.capture.step_programs import StepPrograms
 from dovetail.capture.step_recording import StepRecording
 from dovetail.execute.changed_words import changed_word_with
-from dovetail.frontends.arguments import Arguments
+from dovetail.frontends.arguments import Arguments, Written
 from dovetail.frontends.step.captured_memory import bytes_before, refuse_sharing, refuse_written_arrays
 from dovetail.frontends.step.containers import Path
 from dovetail.frontends.step.drawn_values import Late
@@ -122,6 +122,7 @@ class Recorded:
                 [] if self.draws.made else changing(programs.numbers, self.slots, leaf_of, self.hyperparameters),
             ),
             bindings=UNBOUND,
+            attributes=Written.on(self.given, self.asked, first=len(call.leaves)),
             changed_word=changed_word_with(options.executors),
         )
         runner = StepRunner(

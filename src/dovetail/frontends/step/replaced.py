@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from dovetail.frontends.step.containers import Path
 from dovetail.frontends.step.guard import BoundTo, Found, StepGuard
 from dovetail.frontends.step.reachable_state import ReachableState
+from dovetail.reach.values import attributes_of
 
 _NOTHING: Found = frozenset(), frozenset()
 
@@ -47,14 +48,15 @@ class Replaced:
 def _replaced(guard: StepGuard, before: BoundTo, reachable: ReachableState) -> Found:
     """The slots of tensors that are other ones than before, and the outermost ones of new containers.
 
-    Nothing where a weight is another one: a checkpoint was loaded, say.
+    Nothing where a weight is another one: a checkpoint was loaded, say. Nor where a tensor has attributes: these are
+    found by way of the tensor that a program is bound to.
     """
     now, tensors = guard.bindings.tensors, set[Path]()
     if len(before.tensors) != len(now):
         return _NOTHING
     for old, new in zip(before.tensors, now, strict=True):
         if old != id(new):
-            if new.requires_grad:
+            if new.requires_grad or attributes_of(new):
                 return _NOTHING
             tensors.update(slot.path for slot in reachable.slots_of_tensor(new))
     return frozenset(tensors), reachable.new_containers(before.containers)
