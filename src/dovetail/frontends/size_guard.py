@@ -10,6 +10,7 @@ import torch
 
 from dovetail.ir.program import TensorMeta, Value
 from dovetail.ir.sizes import Number, Scalar, Size, SizeExpr, evaluate, holds
+from dovetail.reach.values import is_a
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class SizeGuard:
 
     def _pairs(self, tensors: Sequence[Any]) -> list[tuple[TensorMeta, torch.Tensor]]:
         pairs = zip(self.inputs, tensors, strict=False)
-        return [(m, t) for m, t in pairs if m is not None and getattr(t, "layout", torch.strided) is torch.strided]
+        return [(m, t) for m, t in pairs if m is not None and (not is_a(t, torch.Tensor) or t.layout is torch.strided)]
 
 
 def shape_of(meta: TensorMeta, sizes: Mapping[str, Number]) -> tuple[int, ...]:

@@ -190,3 +190,47 @@ def test_a_dataclass_that_is_state_as_well_is_one_object() -> None:
         expected = step(*pair)
         state.sum.copy_(before)
         assert torch.equal(compiled(*pair), expected), n
+
+
+class Mapped(dict[str, Any]):
+    __getattr__ = dict.__getitem__  # raises KeyError
+
+
+class Answering:
+    def __init__(self, w: Any) -> None:
+        self.w = w
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return 5
+
+
+class Refusing(Answering):
+    def __getattr__(self, name: str) -> Any:
+        raise ValueError(name)
+
+
+class Misleading(Answering):
+    @property
+    def is_nested(self) -> bool:
+        raise ValueError
+
+    layout = device = requires_grad = is_nested
+
+
+@pytest.mark.parametrize("door", [dovetail.compile_step, dovetail.compile])
+@pytest.mark.parametrize("weight", [2.0, torch.full((4,), 2.0)], ids=["number", "tensor"])
+@pytest.mark.parametrize("kind", [Mapped, Answering, Refusing, Misleading])
+def test_attributes_that_only_the_step_asks_for(kind: Any, weight: Any, door: Any) -> None:
+    torch.manual_seed(0)
+    net = nn.Linear(4, 4)
+
+    def step(given: Any, x: Tensor) -> Tensor:
+        return (net(x) * given.w).sum().detach()
+
+    compiled, given = door(step), kind(w=weight)
+    for number in range(6):
+        x = torch.full((3, 4), float(number))
+        given = given if number < 3 else kind(w=weight + number)
+        assert torch.equal(compiled(given, x), step(given, x))
