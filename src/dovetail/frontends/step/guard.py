@@ -65,6 +65,7 @@ class Bindings:
     late: list[tuple[int, int, Callable[[], Any]]] = field(default_factory=list)
 
 
+_GONE = (LookupError, AttributeError, TypeError)
 Found: TypeAlias = "tuple[frozenset[Path], frozenset[Path]]"
 
 
@@ -154,7 +155,11 @@ class StepGuard:
         """The question about known numbers that has another answer in a call, None where there is none."""
         if self.bindings is UNBOUND or not self.early:
             return None
-        which = self.early.missed([read(leaves) for read in self.bindings.reads])
+        try:
+            numbers = [read(leaves) for read in self.bindings.reads]
+        except _GONE:  # it is not for its answer that the program is not for the call
+            return None
+        which = self.early.missed(numbers)
         return None if which is None else self.questions[which]
 
     def bind(self, bindings: Bindings, leaves: Sequence[Any]) -> bool:
@@ -212,7 +217,7 @@ class StepGuard:
 def _held(read: Callable[[], Any]) -> Any:
     try:
         return read()
-    except (LookupError, AttributeError, TypeError):  # what held it is of another form now
+    except _GONE:  # what held it is of another form now
         return None
 
 
