@@ -7,6 +7,7 @@ import sys
 import torch
 from torch.nn.modules import module as _module
 from torch.nn.modules import module as registering
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from dovetail.torch_compat import modules
 from dovetail.torch_compat.checks.difference import first_difference
@@ -34,6 +35,24 @@ def check_global_hook_tables() -> str | None:
         ["parameter_registration_hooks"],
     ]
     return first_difference(("tables with the hooks", found, expected), ("tables that keep them", left, []))
+
+
+def _silent(*_: object) -> None: ...
+
+
+def check_global_hooks() -> str | None:
+    """Hooks of all modules and all optimizers are found, and none of those that notice calls."""
+    before = list(modules.global_hooks())
+    handles = [
+        registering.register_module_forward_hook(print),
+        register_optimizer_step_pre_hook(repr),  # type: ignore[arg-type]
+    ]
+    with modules.module_calls_noticed(_silent, _silent):
+        found = modules.global_hooks()
+    for handle in handles:
+        handle.remove()
+    new = [hook for hook in found if not any(hook is known for known in before)]
+    return first_difference(("hooks", new, [print, repr]), ("left", len(modules.global_hooks()), len(before)))
 
 
 def check_noticed_conversions() -> str | None:
@@ -120,6 +139,7 @@ CHECKS = (
     check_is_sharded,
     check_module_calls_noticed,
     check_global_hook_tables,
+    check_global_hooks,
     check_forward_pre_hooks,
     check_noticed_conversions,
     check_calls_only_forward,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from typing import Any
 
 import torch
 
@@ -77,6 +78,23 @@ def check_hook_tables() -> str | None:
     )
 
 
+def check_hooks_of() -> str | None:
+    """The hooks of both tables are found, of a tensor whose class gets all calls as well."""
+
+    class Watched(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, *_: Any, **__: Any) -> Any:
+            raise AssertionError
+
+    tensor = torch.ones(2).as_subclass(Watched)
+    with torch._C.DisableTorchFunction():
+        tensor.requires_grad_()
+        before = swapping.hooks_of(tensor)
+        tensor.register_hook(print)
+        tensor.register_post_accumulate_grad_hook(repr)
+    return first_difference(("none", before, []), ("both", swapping.hooks_of(tensor), [print, repr]))
+
+
 def check_put_hook_tables() -> str | None:
     """A hook that was registered while a tensor was another one is gone when the tables are put back."""
     called: list[str] = []
@@ -117,5 +135,6 @@ CHECKS = (
     check_share_hooks,
     check_hook_tables,
     check_put_hook_tables,
+    check_hooks_of,
     check_hooks_registered,
 )
