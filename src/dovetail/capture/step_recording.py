@@ -52,6 +52,7 @@ from dovetail.ops.layouts import is_absolute
 from dovetail.reach.frames import put_unfollowed
 from dovetail.torch_compat.autograd import backward_within
 from dovetail.torch_compat.fakes import new_fake_mode
+from dovetail.torch_compat.graph_leaves import engine_asked_about
 from dovetail.torch_compat.hidden_fakes import hidden_fakes
 from dovetail.torch_compat.modes import has_function_mode, unnoticed_mode
 from dovetail.torch_compat.swapping import exchange_back, exchange_tensors, hook_tables, put_hook_tables
@@ -99,6 +100,7 @@ class StepRecording:
         self._of_graphs = {i: line_of(x.tensor) for i, x in enumerate(self.tensors) if not x.tensor.is_leaf}
         self.numbers, self._values, self._number_values = list(numbers), list[Value](), list[Value]()
         self.left, self.flags = list[object](), list[GradientFlag]()
+        self._done: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.exits: list[GradientExit | MadeTensor | MadeSharded] = []
         self.hooked, self.left_modes = dict[str, "Origin | None"](), dict[str, Any]()
         self._seeming = SeemingGradients(self.mode, self.recorder, self.tensors)
@@ -157,7 +159,7 @@ class StepRecording:
     @contextlib.contextmanager
     def _watched(self, around: AbstractContextManager[Any]) -> Iterator[None]:
         within, left = backward_within(self._in_backward), modes_left(self.left_modes)
-        stand_ins = put_unfollowed(hidden_fakes(), traced_maths())
+        stand_ins = put_unfollowed(hidden_fakes(), traced_maths(), engine_asked_about(self._done))
         with left, around, stand_ins, within, self._functions, unnoticed_mode():
             yield
 
@@ -173,14 +175,13 @@ class StepRecording:
         """While active, the tensor objects are fakes."""
         fakes = [sharded.fake_or_itself(self.mode, item, self.dynamic) for item in self.tensors]
         gradients = [(i, item.tensor.grad) for i, item in enumerate(self.tensors) if item.tensor.is_leaf]
-        done: list[tuple[torch.Tensor, torch.Tensor]] = []
         try:
             for item, fake in zip(self.tensors, fakes, strict=True):
                 if fake is item.tensor:
                     self._values.append(sharded.stand_in_value(item, self.recorder.new_storage()))
                     continue
                 exchange_tensors(item.tensor, fake)
-                done.append((item.tensor, fake))
+                self._done.append((item.tensor, fake))
                 self.recorder.known.learn(item.tensor, fake)
                 self._values.append(self.recorder.add_exchanged(item.tensor, item.name, fake))
             for index, gradient in gradients:
@@ -194,10 +195,10 @@ class StepRecording:
             yield
         finally:
             self.recorder.put_gradients_back()
-            for tensor, _ in done:
+            for tensor, _ in self._done:
                 if tensor.is_leaf:
                     tensor.grad = None
-            for tensor, fake in reversed(done):
+            for tensor, fake in reversed(self._done):
                 exchange_back(tensor, fake)
             for item, tables in zip(self.tensors, self._hooks, strict=True):
                 put_hook_tables(item.tensor, tables)

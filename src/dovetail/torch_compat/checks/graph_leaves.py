@@ -28,4 +28,20 @@ def check_nodes_below() -> str | None:
     return first_difference(("nodes", names, expected))
 
 
-CHECKS = (check_leaves_below, check_nodes_below)
+def _two_leaves() -> list[torch.Tensor]:
+    return [torch.ones(2, requires_grad=True) for _ in range(2)]
+
+
+def check_engine_asked_about() -> str | None:
+    """A hook for several leaves that is given gradients of others hears how many of these there will be."""
+    leaves, others, calls = _two_leaves(), _two_leaves(), list[int]()
+    handle = torch.autograd.graph.register_multi_grad_hook(others, lambda found: calls.append(len(found)))
+    for leaf, other in zip(leaves, others, strict=True):
+        leaf._backward_hooks = other._backward_hooks
+    with graph_leaves.engine_asked_about(list(zip(leaves, others, strict=True))), torch.enable_grad():
+        (leaves[0] * leaves[1]).sum().backward()
+    handle.remove()
+    return first_difference(("calls of the hook", calls, [2]))
+
+
+CHECKS = (check_leaves_below, check_nodes_below, check_engine_asked_about)
