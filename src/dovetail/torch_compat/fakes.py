@@ -134,6 +134,17 @@ def is_fake(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, FakeTensor)
 
 
+def attributes_set_on(fake: torch.Tensor) -> list[str]:
+    """The attributes of a fake that torch has not set itself."""
+    return sorted(fake.__dict__.keys() - _attributes_of_fakes())
+
+
+@cache
+def _attributes_of_fakes() -> frozenset[str]:
+    with _disable_current_modes(), FakeTensorMode():
+        return frozenset((*torch.empty(0).__dict__, "_is_param"))
+
+
 def writes_fake(text: str) -> bool:
     """Whether a text was made of a tensor without numbers."""
     return "FakeTensor(" in text

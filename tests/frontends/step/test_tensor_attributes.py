@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import dovetail
-from dovetail.errors import StateChangedOtherwise
+from dovetail.errors import StateChangedOtherwise, UnsupportedStep
 
 
 class _Batch:
@@ -146,3 +146,33 @@ def test_an_attribute_that_an_argument_has_already() -> None:
     other = torch.ones(2)
     compiled(other)
     assert vars(other) == {"count": 1}
+
+
+def test_an_attribute_of_a_result_is_refused() -> None:
+    def step(x: Tensor) -> Any:
+        made: Any = x * 2
+        made.count = 3
+        return made
+
+    x = torch.ones(2)
+    with pytest.raises(UnsupportedStep, match="the attribute 'count'"):
+        _called_twice(dovetail.compile_step(step), x)
+    result = dovetail.compile_step(step, on_unsupported="eager")(x)
+    assert vars(result) == {"count": 3}
+
+
+def _called_twice(step: Callable[[Tensor], Any], x: Tensor) -> None:
+    step(x)
+    step(x)
+
+
+def test_attributes_of_results_that_were_there() -> None:
+    weight: Any = nn.Parameter(torch.ones(2))
+    weight.count = 3
+    x: Any = torch.ones(2)
+    x.count = 4
+    step = dovetail.compile_step(lambda x: (x, weight, x * weight))
+    for _ in range(3):
+        given, held, made = step(x)
+        assert (given.count, held.count, vars(made)) == (4, 3, {})
+    assert step.stats.captures == 1

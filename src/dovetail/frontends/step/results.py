@@ -18,6 +18,7 @@ from dovetail.frontends.step.containers import Path
 from dovetail.frontends.step.kept import NotMadeAgain, Tree, Trees
 from dovetail.frontends.structure import Structure, flatten_made
 from dovetail.reach.values import PLAIN, Kind, is_a, is_made_of_attributes, kind_of
+from dovetail.torch_compat.fakes import attributes_set_on, is_fake
 from dovetail.torch_compat.traced_numbers import is_traced
 
 _UNCHANGING = (
@@ -47,6 +48,9 @@ class Results:
         self.leaves: list[Any]
         self.structure: Structure
         self.leaves, self.structure = flatten_made(result, partial(_is_whole, is_known))
+        _refuse_attributes(
+            {n: x for n, x in enumerate(self.leaves) if not any(x is other for other in given)}, is_known
+        )
         self.places: dict[int, Path] = {}
         self.whole: Tree | None = None
         self._plain = {n: x for n, x in enumerate(self.leaves) if not (isinstance(x, torch.Tensor) or is_traced(x))}
@@ -93,6 +97,18 @@ def _refuse_new(results: Mapping[int, Any]) -> None:
                 what=f"returns an object of class {type(item).__qualname__} that it makes (result {index})",
                 why="the program would return the same object in each call",
                 hint="return tensors and numbers, in tuples, lists, dictionaries or dataclasses",
+            )
+
+
+def _refuse_attributes(results: Mapping[int, Any], is_known: Callable[[Any], bool]) -> None:
+    """Refuse tensors, by their number, that the step makes and sets attributes on. Raises: UnsupportedStep."""
+    for index, item in results.items():
+        names = attributes_set_on(item) if isinstance(item, torch.Tensor) and is_fake(item) else []
+        if names and not is_known(item):
+            raise UnsupportedStep(
+                what=f"returns a tensor on which it sets the attribute {names[0]!r} (result {index})",
+                why="the program would return a tensor without it",
+                hint="return what the attribute holds as another result, or set it after the call",
             )
 
 

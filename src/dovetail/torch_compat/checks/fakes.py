@@ -300,6 +300,17 @@ def check_kernels_for_symbolic_sizes() -> str | None:
     return first_difference(("the padded size", int(padded.shape[1]), 4))
 
 
+def check_attributes_set_on() -> str | None:
+    """Torch sets no attributes on fakes but those of every fake, also on results and on parameters."""
+    with fakes.new_fake_mode():
+        made = torch.ones(3) * 2
+        made.item_memo = None
+        parameter = torch.nn.Parameter(made)
+        before = [*fakes.attributes_set_on(made), *fakes.attributes_set_on(parameter)]
+        made.name_of_mine = 1
+    return first_difference(("before", before, []), ("after", fakes.attributes_set_on(made), ["name_of_mine"]))
+
+
 def check_mode_of() -> str | None:
     """A fake knows its mode; a real tensor has none."""
     mode = fakes.new_fake_mode()
@@ -351,6 +362,7 @@ def _only_handled_by(logger: logging.Logger, handle: Callable[[logging.LogRecord
 
 CHECKS = (
     check_failures_not_logged,
+    check_attributes_set_on,
     check_mode_of,
     check_fake_like,
     check_kernels_for_symbolic_sizes,
