@@ -199,12 +199,23 @@ def plain_function(program: Program, call: CallWriter = plain_call, **more: obje
 
 
 def _run(program: Program, inputs: list[Any]) -> tuple[tuple[Any, ...], torch.Tensor]:
+    """Outputs, and where the generators ended, one after the other. They are put back: they are the user's."""
     run = plain_function(program)
-    before = torch.get_rng_state()
-    torch.manual_seed(_SEED)
+    generators = _generators(program)
+    before = [generator.get_state() for generator in generators]
+    for generator in generators:
+        generator.manual_seed(_SEED)
     try:
         with torch.no_grad(), autocast_off():
             outputs = run(inputs)
-        return outputs, torch.get_rng_state()
+        return outputs, torch.cat([generator.get_state() for generator in generators])
     finally:
-        torch.set_rng_state(before)
+        for generator, state in zip(generators, before, strict=True):
+            generator.set_state(state)
+
+
+def _generators(program: Program) -> list[torch.Generator]:
+    """The default one of the CPU, and those that the program's operators are given."""
+    given = [operand for node in program.nodes for operand in (*node.args, *(x for _, x in node.kwargs))]
+    others = {id(operand): operand for operand in given if isinstance(operand, torch.Generator)}
+    return [torch.default_generator, *(others[key] for key in sorted(others))]

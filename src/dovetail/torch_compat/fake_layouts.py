@@ -33,7 +33,7 @@ from dovetail.torch_compat.kernel_strides import (
     place_of_model,
     view_strides,
 )
-from dovetail.torch_compat.own_fakes import OWN_FAKES
+from dovetail.torch_compat.own_fakes import DRAWN_BY_REFERENCE, OWN_FAKES
 from dovetail.torch_compat.resampling import resampled_on_fakes
 from dovetail.torch_compat.sized_fakes import sized_on_fakes
 from dovetail.torch_compat.symbolic_strides import is_one_number, lies_in_a_format, strides_of_any_size
@@ -111,8 +111,9 @@ def run_on_fakes(op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
         raise RuntimeError("native_group_norm takes contiguous tensors, and images with the channels last")
     if op is _aten.linalg_lstsq.default and (made := least_squares(*args, **kwargs)) is not None:
         return made
-    if kwargs.get("generator") is not None and _has_symbolic_sizes(args):  # torch has fakes for its own generator only
-        return op.overloadpacket(*args, **{name: kwargs[name] for name in kwargs if name != "generator"})
+    if kwargs.get("generator") is not None and (op in DRAWN_BY_REFERENCE or _has_symbolic_sizes(args)):
+        meant = op if op in DRAWN_BY_REFERENCE else op.overloadpacket  # torch has fakes for its own generator only
+        return meant(*args, **{name: kwargs[name] for name in kwargs if name != "generator"})
     if op in LOSSES and 0 in args[1].shape:  # torch's fakes divide by the number of elements
         return args[1].new_empty(torch.broadcast_shapes(args[1].shape, args[2].shape))
     with answered_anew(op, args), numbers_unknown(op, args):

@@ -69,3 +69,10 @@ OWN_FAKES: dict[object, Callable[..., Any]] = {
     _aten.binomial.default: _in_order(0),
 }
 """By operator, what gives its results for its arguments."""
+
+DRAWN_BY_REFERENCE: frozenset[object] = frozenset(
+    getattr(getattr(_aten, name), overload)
+    for name in ("cauchy", "exponential", "geometric", "log_normal")
+    for name, overload in ((name, "default"), (name, "out"), (f"{name}_", "default"))
+)
+"""Draws whose fakes are torch's references in Python, which refuse a generator."""

@@ -111,7 +111,9 @@ def check_run_on_fakes() -> str | None:
                 told = fake_layouts.run_on_fakes(_aten._grouped_mm.default, twins, {})
             place = f"{dtype} {tuple(a.shape)} {tuple(b.shape)}"
             found.append((place, (told.shape, told.stride(), told.dtype), (made.shape, made.stride(), made.dtype)))
-    return first_difference(*found, _layout_of_gradients(), *_sizes_that_numbers_tell(), *_draws_of_any_size())
+    return first_difference(
+        *found, _layout_of_gradients(), *_sizes_that_numbers_tell(), *_draws_of_any_size(), *_draws_by_reference()
+    )
 
 
 def _draws_of_any_size() -> list[tuple[str, object, object]]:
@@ -130,6 +132,20 @@ def _draws_of_any_size() -> list[tuple[str, object, object]]:
         made = op(*given(5), generator=generator, device="cpu")
         sizes = [size if isinstance(size, int) else hint_of(size) for size in told.shape]
         found.append((str(op), (sizes, told.dtype), (list(made.shape), made.dtype)))
+    return found
+
+
+def _draws_by_reference() -> list[tuple[str, object, object]]:
+    """What draws by a generator into a tensor give: told, and made."""
+    generator, found = torch.Generator(), list[tuple[str, object, object]]()
+    for name in ("cauchy", "exponential", "geometric", "log_normal"):
+        given, rest = torch.ones(3, 2, device="cpu").t(), (0.5,) * (name == "geometric")
+        for op in (getattr(_aten, name).default, getattr(_aten, f"{name}_").default):
+            mode = fakes.new_fake_mode()
+            twin = mode.from_tensor(given)
+            with mode:
+                told = fake_layouts.run_on_fakes(op, (twin, *rest), {"generator": generator})
+            found.append((str(op), _seen(told), _seen(op(given, *rest, generator=generator))))
     return found
 
 
