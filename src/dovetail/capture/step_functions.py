@@ -159,8 +159,12 @@ class StepFunctions(TorchFunctionMode):
         self.hooked[id(tensor)] = self._origins.here()
 
     def _note_switch(self, tensor: torch.Tensor) -> None:
-        """A tensor comes to require gradients: views of it do with it, unless it is a view of another one itself."""
-        if not tensor.requires_grad and self.has_views(tensor) and not self.has_made(tensor):
+        """A tensor comes to require gradients: views of it do with it, unless it is a view of another one itself.
+
+        A parameter is none: `torch.nn.Parameter` detaches what it is made of.
+        """
+        is_open = not (tensor.requires_grad or isinstance(tensor, torch.nn.Parameter))
+        if is_open and self.has_views(tensor) and not self.has_made(tensor):
             self._raise(
                 UnsupportedStep,
                 what="calls requires_grad_() for a tensor from before when it has made a view of it",
