@@ -8,7 +8,6 @@ from collections.abc import Callable, Hashable
 import torch
 
 from dovetail.execute.native import cache
-from dovetail.execute.native.probes import Refused
 from dovetail.execute.operator_runs import by_themselves
 from dovetail.torch_compat.dispatch import Overload, has_own_kernels
 
@@ -19,7 +18,9 @@ _LOCK = threading.RLock()
 def answered(question: Hashable, target: Overload, trial: Callable[[], bool]) -> bool:
     """Whether a trial of an operator succeeds. While the processor rounds in another way: no.
 
-    question: a dataclass whose text tells it from all others. trial: may raise Refused.
+    question: a dataclass whose text tells it from all others. trial: may raise Refused. What else it raises is the
+    operator's own error, for dtypes that it does not take, or lack of memory: the node runs, and raises it where eager
+    mode does.
     """
     with _LOCK:
         if question not in _FOUND:
@@ -27,7 +28,7 @@ def answered(question: Hashable, target: Overload, trial: Callable[[], bool]) ->
                 return False
             try:
                 _FOUND[question] = _kept(question, target, trial)
-            except Refused:
+            except Exception:
                 return False
         return _FOUND[question]
 
