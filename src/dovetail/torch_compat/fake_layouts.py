@@ -38,6 +38,7 @@ from dovetail.torch_compat.resampling import resampled_on_fakes
 from dovetail.torch_compat.sized_fakes import sized_on_fakes
 from dovetail.torch_compat.symbolic_strides import is_one_number, lies_in_a_format, strides_of_any_size
 from dovetail.torch_compat.symbolic_views import viewed
+from dovetail.torch_compat.taken_dtypes import refuse_dtypes
 from dovetail.torch_compat.zero_tensors import answered_anew
 
 _aten = torch.ops.aten
@@ -96,7 +97,8 @@ def _of_elementwise(op: Any, args: Sequence[Any], result: Any) -> Any:
 
 
 def run_on_fakes(op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What an operator gives on fakes, also where torch's fakes refuse what its kernel takes."""
+    """What an operator gives on fakes, also where those of torch refuse what its kernel takes, or the reverse."""
+    refuse_dtypes(op, args, kwargs)
     if op is _aten._grouped_mm.default and args[0].device.type == "cpu":
         return _grouped_product(*args)
     if (answer := run_layer_on_fakes if op is _aten._cudnn_rnn.default else OWN_FAKES.get(op)) is not None:

@@ -58,3 +58,40 @@ def test_a_step_that_ends_a_loop_has_done_its_work(kind: type[BaseException]) ->
         return weight.tolist(), calls[0], raised
 
     assert run(dovetail.compile_step) == run(lambda step: step) == ([9.0, 9.0], 9, 2)
+
+
+_LAYERS: dict[str, Callable[[], torch.nn.Module]] = {
+    "layer norm": lambda: torch.nn.LayerNorm(4),
+    "linear": lambda: torch.nn.Linear(4, 4),
+    "convolution": lambda: torch.nn.Conv1d(3, 3, 1),
+    "batch norm": lambda: torch.nn.BatchNorm1d(3),
+    "group norm": lambda: torch.nn.GroupNorm(1, 3),
+    "cell": lambda: torch.nn.GRUCell(4, 4),
+}
+
+
+@pytest.mark.parametrize("layer", _LAYERS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64])
+def test_operands_of_a_dtype_that_a_layer_does_not_take(layer: str, dtype: torch.dtype) -> None:
+    def run(wrap: Callable[[Any], Any]) -> list[Any]:
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(_LAYERS[layer](), torch.nn.LayerNorm(4), torch.nn.Softmax(-1))
+        optimizer, seen = torch.optim.SGD(net.parameters(), lr=0.1), list[Any]()
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = net(x if layer != "cell" else x[0]).square().sum()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        compiled = wrap(step)
+        for kind in (torch.float32, torch.float32, dtype, dtype, torch.float32):
+            try:
+                seen.append(compiled(torch.ones(2, 3, 4, dtype=kind)).item())
+            except RuntimeError as error:
+                seen.append(str(error))
+            seen.append([None if w.grad is None else w.grad.tolist() for w in net.parameters()])
+        return seen
+
+    assert run(dovetail.compile_step) == run(lambda step: step)

@@ -1,0 +1,112 @@
+"""Dtypes that kernels of the CPU refuse, and torch's fakes do not.
+
+    torch.nn.Linear(3, 3)(x.double())     eager: mat1 and mat2 must have the same dtype; a fake: a result
+
+A program must not be made of such a call: it would raise in its middle, when part of its work was done otherwise than
+in eager mode. So the kernel itself is asked, on zeros, once for each combination of dtypes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from dovetail.torch_compat.dispatch import Overload, schema_of, without_modes
+from dovetail.torch_compat.modes import autocast_off
+from dovetail.torch_compat.symbols import hint_of
+
+_NAMES = (
+    "_batch_norm_with_update _cdist_forward _embedding_bag _embedding_bag_forward_only _log_softmax "
+    "_native_batch_norm_legit _native_batch_norm_legit_no_training _softmax addbmm addmm addmv addr baddbmm "
+    "binary_cross_entropy bmm complex convolution dot grid_sampler_2d grid_sampler_3d heaviside huber_loss index_add "
+    "index_copy index_fill index_put index_reduce index_select linalg_cross log_sigmoid_forward mm multi_margin_loss "
+    "multilabel_margin_loss_forward mv native_batch_norm native_group_norm native_layer_norm nll_loss2d_forward "
+    "nll_loss_forward polar put rsub soft_margin_loss sub vdot"
+)
+_ASKED = frozenset({name for each in _NAMES.split() for name in (each, f"{each}_")})
+_MOST, _FEW = 1 << 16, 8
+_FOUND: dict[object, str] = {}
+
+
+def refuse_dtypes(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raises: RuntimeError, with the kernel's words, where it does not take operands of these dtypes."""
+    if not isinstance(op, Overload) or schema_of(op).name not in _ASKED or schema_of(op).namespace != "aten":
+        return
+    operands = list(_tensors((*args, *kwargs.values())))
+    first = operands[0].dtype if operands else torch.float32
+    if first.is_floating_point and all(operand.dtype is first for operand in operands):
+        return
+    if not all(operand.device.type == "cpu" and operand.layout is torch.strided for operand in operands):
+        return
+    key = (op, torch.get_default_dtype(), tuple(map(_kind, args)), tuple((n, _kind(x)) for n, x in kwargs.items()))
+    if key not in _FOUND:
+        _FOUND[key] = _refusal(op, args, kwargs, operands)
+    if _FOUND[key]:
+        raise RuntimeError(_FOUND[key])
+
+
+def _refusal(op: Overload, args: Sequence[Any], kwargs: Mapping[str, Any], operands: Sequence[torch.Tensor]) -> str:
+    """What the kernel says, "" where it says nothing."""
+    shapes = [[_size(size) for size in operand.shape] for operand in operands]
+    if any(not size for shape in shapes for size in shape):
+        return ""
+    if sum(map(math.prod, shapes)) <= _MOST:
+        return _said(op, args, kwargs, _MOST)
+    said = _said(op, args, kwargs, _FEW)  # which may be of sizes that do not fit each other
+    fits = said and not all(_said(op, args, kwargs, _FEW, alike) for alike in (_is_wide, _is_any))
+    return said if fits else ""
+
+
+def _said(
+    op: Overload,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    most: int,
+    alike: Callable[[torch.dtype], bool] | None = None,
+) -> str:
+    """What the kernel says to zeros of such dtypes. most: in each dimension. alike: of which all are to be float32."""
+
+    def made(item: Any) -> Any:
+        if isinstance(item, list | tuple):
+            return [made(part) for part in item]
+        if not isinstance(item, torch.Tensor):
+            return item
+        dtype = torch.float32 if alike is not None and alike(item.dtype) else item.dtype
+        return torch.zeros([min(_size(size), most) for size in item.shape], dtype=dtype, device="cpu")
+
+    with without_modes(), torch.no_grad(), autocast_off():
+        try:
+            op(*map(made, args), **{name: made(item) for name, item in kwargs.items()})
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            return str(error) or type(error).__name__
+    return ""
+
+
+def _size(size: Any) -> int:
+    """A size as the number that it is now, 0 where that is not known."""
+    return size if type(size) is int else int(hint_of(size) or 0)
+
+
+def _is_wide(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def _is_any(_: torch.dtype) -> bool:
+    return True
+
+
+def _tensors(items: Sequence[Any]) -> Iterator[torch.Tensor]:
+    for item in items:
+        if isinstance(item, torch.Tensor):
+            yield item
+        elif isinstance(item, list | tuple):
+            yield from _tensors(item)
+
+
+def _kind(item: Any) -> object:
+    if isinstance(item, list | tuple):
+        return tuple(map(_kind, item))
+    return (item.dtype, item.dim()) if isinstance(item, torch.Tensor) else type(item)
