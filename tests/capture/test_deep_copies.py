@@ -101,3 +101,26 @@ def test_modes_of_fakes_are_not_copied() -> None:
     compiled(torch.ones(3))
     modes = [x for x in gc.get_objects() if isinstance(x, FakeTensorMode)]
     assert len(modes) - before <= 2  # that of the recording, and one that shows what every fake has
+
+
+def _gradients_of_copies(wrap: Any) -> list[Any]:
+    torch.manual_seed(0)
+    net, found = nn.Linear(3, 2), list[Any]()
+    net.weight.note = "of the user"  # type: ignore[attr-defined]
+
+    def step(x: Tensor) -> tuple[bool, bool, bool, Tensor]:
+        net(x).square().sum().backward()
+        other, alone = copy.deepcopy(net), copy.deepcopy(net.weight)
+        had = other.weight.grad is not None, alone.grad is not None, hasattr(alone, "note")
+        other(x).sum().backward()
+        assert other.weight.grad is not None, "backward has made it"
+        return *had, other.weight.grad.clone()
+
+    called = wrap(step)
+    for number in range(3):
+        found.append([x.tolist() if isinstance(x, Tensor) else x for x in called(torch.full((4, 3), number + 1.0))])
+    return found
+
+
+def test_a_copied_parameter_has_no_gradient() -> None:
+    assert _gradients_of_copies(dovetail.compile_step) == _gradients_of_copies(lambda step: step)

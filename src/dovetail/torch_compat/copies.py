@@ -14,6 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from dovetail.torch_compat.dispatch import storage_key
+from dovetail.torch_compat.fakes import parameter_of_fake
 
 _STORAGES = "copies of fakes, by the memory that they lie in"
 _OWN: set[str] = set()
@@ -22,15 +23,23 @@ _OWN: set[str] = set()
 def copied_fake(fake: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:
     """What `copy.deepcopy` gives for a fake: one with memory of its own, shared with copies of what shares it.
 
+    Of a parameter it copies the numbers alone, neither the gradient nor attributes, as `torch.nn.Parameter` says.
+
     Raises: RuntimeError for one that is not a leaf; NotImplementedError where it, and others, are parts of the memory.
     """
-    if not fake.is_leaf:
+    is_parameter = isinstance(fake, torch.nn.Parameter)
+    if not (fake.is_leaf or is_parameter):
         raise RuntimeError(
             "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment."
         )
     if id(fake) in memo:
         known: torch.Tensor = memo[id(fake)]
         return known
+    if is_parameter:
+        with torch.no_grad():
+            data = fake.detach().clone(memory_format=torch.preserve_format)
+        memo[id(fake)] = copied = parameter_of_fake(data).requires_grad_(fake.requires_grad)
+        return copied
     with torch.no_grad():
         made = _laid_out(fake.detach(), memo.setdefault(_STORAGES, {}))
     made.requires_grad_(fake.requires_grad)
