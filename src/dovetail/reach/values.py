@@ -277,8 +277,16 @@ def members_of(kind: type) -> dict[str, MemberDescriptorType]:
 
 def is_made_of_attributes(kind: type) -> bool:
     """Whether an object of a class is nothing but its attributes, and goes without a word (`__del__`)."""
-    is_object = kind_of(kind) is Kind.OBJECT and built_in_base(kind) in ATTRIBUTES_ALONE
-    return is_object and not any("__del__" in own_of(owner) for owner in mro_of(kind))
+    return kind_of(kind) is Kind.OBJECT and _holds_attributes_alone(kind)
+
+
+def is_made_again(kind: type) -> bool:
+    """Whether a run can make another object of a class, from its attributes: of a module's, too."""
+    return kind_of(kind) in (Kind.OBJECT, Kind.MODULE) and _holds_attributes_alone(kind)
+
+
+def _holds_attributes_alone(kind: type) -> bool:
+    return built_in_base(kind) in ATTRIBUTES_ALONE and not any("__del__" in own_of(owner) for owner in mro_of(kind))
 
 
 def plain_key(value: Any) -> Hashable:

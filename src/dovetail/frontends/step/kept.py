@@ -5,6 +5,7 @@ What was there before is handed on by where it lies: a later call may find anoth
 
 from __future__ import annotations
 
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -23,7 +24,11 @@ from dovetail.reach.values import (
     LOOKED_INTO,
     PLAIN,
     Kind,
+    attributes_of,
+    dict_methods,
     is_a,
+    is_heap_type,
+    is_made_again,
     is_made_of_attributes,
     is_plain_key,
     kind_of,
@@ -40,12 +45,16 @@ class FromPlace:
 
 @dataclass(frozen=True, slots=True)
 class New:
-    """An object that each run makes. keys: of a dictionary, or names of attributes. number: one for each object."""
+    """An object that each run makes. keys: of a dictionary, or names of attributes. number: one for each object.
+
+    names: of attributes that a container has besides, whose parts come last.
+    """
 
     kind: type
     parts: tuple[Tree, ...]
     keys: tuple[Any, ...]
     number: int
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +80,8 @@ class Handed:
 
 
 _BY_PLACE = CONTAINERS | LOOKED_INTO
+DICTIONARIES = (dict, OrderedDict, defaultdict, Counter)
+"""Classes of dictionaries of which a run makes another one."""
 
 
 class NotMadeAgain(Exception):
@@ -104,6 +115,8 @@ class Trees:
             return self._left[id(value)]
         if type(value) in PLAIN or kind_of(type(value)) is Kind.PLAIN or isinstance(value, Enum):
             return FromConstant(value)
+        if is_a(value, type) and not is_heap_type(value):  # a class of C, the factory of a `defaultdict` perhaps
+            return FromConstant(value)
         if self._reachable.knows(value):
             try:
                 return self.known(value) or FromConstant(value)
@@ -116,7 +129,9 @@ class Trees:
                 self.unknown.append(value)
             self._made[id(value)] = again  # as long as its parts are looked at
             keys, parts = self._parts(value)
-            self._made[id(value)] = New(type(value), tuple(map(self.of, parts)), keys, again.number)
+            beside = _beside(value)
+            parts += beside.values()
+            self._made[id(value)] = New(type(value), tuple(map(self.of, parts)), keys, again.number, tuple(beside))
         made = self._made[id(value)]
         if isinstance(made, Again) and is_a(value, tuple):  # which is made of its parts
             raise NotMadeAgain
@@ -182,14 +197,16 @@ class Trees:
     def _parts(self, value: Any) -> tuple[tuple[Any, ...], list[Any]]:
         """Keys or names, and what they stand for, of an object that the step has made. Raises: NotMadeAgain."""
         kind = type(value)
-        if kind is dict:
+        if kind in DICTIONARIES:
             keys = tuple(map(as_plain, value))  # the dictionary has looked at them: they are for this program
             if not all(map(self._is_key, keys)):
                 raise NotMadeAgain
             return keys, list(value.values())
-        if kind is list or is_a(value, tuple):
+        if kind in (list, deque) or is_a(value, tuple):
             return (), list(value)
-        if not (is_made_of_attributes(kind) and self._was_made(value)):
+        if kind is set and all(map(self._is_key, value)) and list(set(value)) == list(value):
+            return (), list(value)
+        if not (is_made_again(kind) and self._was_made(value)):
             raise NotMadeAgain
         held = held_by(value)
         return tuple(held), list(held.values())
@@ -203,12 +220,12 @@ def _containers_in(value: Any, *, and_objects: bool = False) -> Iterator[Any]:
     left, met = [value], set[int]()
     while left:
         item = left.pop()
-        if type(item) in (list, dict) or is_a(item, tuple):
+        if type(item) in (list, deque, *DICTIONARIES) or is_a(item, tuple):
             if not is_a(item, tuple):
                 yield item
             if id(item) not in met:
                 met.add(id(item))
-                left += dict.values(item) if type(item) is dict else item
+                left += dict.values(item) if is_a(item, dict) else item
         elif and_objects and is_made_of_attributes(type(item)):
             yield item
 
@@ -233,17 +250,41 @@ def grown(tree: Tree, run: Handed) -> Any:
         if issubclass(tree.kind, tuple):
             run.made[tree.number] = _tuple_of(tree.kind, [grown(part, run) for part in tree.parts])
         else:
-            made = run.made[tree.number] = new_object(tree.kind)
-            _fill(made, tree, [grown(part, run) for part in tree.parts])
+            parts = tree.parts if not tree.names else tree.parts[: -len(tree.names)]
+            beside = dict(zip(tree.names, [grown(part, run) for part in tree.parts[len(parts) :]], strict=True))
+            made = run.made[tree.number] = _begun(tree.kind, beside)
+            _fill(made, tree, [grown(part, run) for part in parts])
     return run.made[tree.number]
 
 
+def _beside(container: Any) -> dict[str, Any]:
+    """What a container of Python's own has besides what it holds."""
+    if type(container) is defaultdict:
+        return {"default_factory": container.default_factory}
+    if type(container) is deque:
+        return {"maxlen": container.maxlen}
+    return dict(attributes_of(container)) if type(container) in (OrderedDict, Counter) else {}
+
+
+def _begun(kind: type, beside: Mapping[str, Any]) -> Any:
+    """A new object that holds nothing yet. beside: see `_beside`."""
+    if kind is deque:
+        return deque(maxlen=beside["maxlen"])
+    if kind is defaultdict:
+        return defaultdict(beside["default_factory"])
+    made = new_object(kind)
+    fill(made, beside, beside.values())
+    return made
+
+
 def _fill(made: Any, tree: New, parts: list[Any]) -> None:
-    """Let a new list, dictionary or object hold its parts."""
-    if tree.kind is list:
-        made += parts
-    elif tree.kind is dict:
-        made.update(zip(tree.keys, parts, strict=True))
+    """Let a new list, dictionary, set or object hold its parts."""
+    if tree.kind in (list, deque):
+        made.extend(parts)
+    elif tree.kind is set:
+        made.update(parts)
+    elif tree.kind in DICTIONARIES:
+        dict_methods(made).update(made, zip(tree.keys, parts, strict=True))
     else:
         fill(made, tree.keys, parts)
 

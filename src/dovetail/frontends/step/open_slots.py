@@ -20,7 +20,7 @@ from dovetail.frontends.step.number_slots import NumberSlot
 from dovetail.frontends.step.value_walk import SCHEDULER, ValueWalk
 from dovetail.reach.contents import MISSING
 from dovetail.reach.expected_values import AttributesOf, DictOf, ListOf, OfType, SlotsOf, TupleOf, UnreadOf
-from dovetail.reach.values import Kind, attributes_of, is_a, is_made_of_attributes, is_plain_key, slots_of
+from dovetail.reach.values import Kind, attributes_of, is_a, is_made_again, is_plain_key, slots_of
 
 
 class OpenSlots:
@@ -143,7 +143,7 @@ def _is_new(walk: ValueWalk, container: Container, known: Collection[int]) -> bo
 def _may_be_new(walk: ValueWalk, value: Any) -> bool:
     """Whether a container, or an object, is as good as another one of its class that holds the same."""
     is_plain = type(value) in (list, dict)
-    return is_plain or (walk.kind(value) is Kind.OBJECT and is_made_of_attributes(type(value)))
+    return is_plain or (walk.kind(value) in (Kind.OBJECT, Kind.MODULE) and is_made_again(type(value)))
 
 
 def paths_of_new(bound: Iterable[Path], fixed: Iterable[Path]) -> frozenset[Path]:

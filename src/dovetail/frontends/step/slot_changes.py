@@ -21,6 +21,8 @@ from dovetail.reach.contents import MISSING
 from dovetail.reach.values import LOOKED_INTO, PLAIN, RANDOM_SOURCES, is_a, is_same, kind_of, plain_key
 from dovetail.torch_compat.traced_numbers import as_plain, is_traced
 
+_CONTAINERS = (list, deque, dict, defaultdict, OrderedDict, Counter)
+
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -106,11 +108,7 @@ def differs_beyond(inputs: Collection[tuple[int, ...]], old: Any, new: Any, at: 
 def is_put(change: Change) -> bool:
     """Whether something was put into a plain container that is not simply another number."""
     slot = change.slot
-    if (
-        slot is None
-        or type(slot.item) not in (list, deque, dict, defaultdict, OrderedDict, Counter)
-        or slot.container.link != "item"
-    ):
+    if slot is None or type(slot.item) not in _CONTAINERS or slot.container.link != "item":
         return False
     if type(slot.container) not in (Container, Sequential) or slot.container.rank in (OPTIMIZER, SCHEDULER):
         return False
@@ -142,7 +140,9 @@ def can_be_removed(slot: Slot) -> bool:
 
 def _is_compared(value: Any) -> bool:
     """Whether guards compare what a slot holds, so that a run may leave it there."""
-    is_container = isinstance(value, tuple) or type(value) in (list, dict) or kind_of(type(value)) in LOOKED_INTO
+    is_container = (
+        isinstance(value, tuple) or type(value) in (list, dict, OrderedDict) or kind_of(type(value)) in LOOKED_INTO
+    )
     return is_container or isinstance(value, torch.Tensor | Enum | torch.dtype | torch.device) or is_plain(value)
 
 
