@@ -7,7 +7,7 @@ slots of Python's state that are handed in with the arguments.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -17,7 +17,15 @@ import torch
 from dovetail.capture.recording import Recording
 from dovetail.capture.recording_context import TakenOtherwise
 from dovetail.frontends.handed_state import STATE
-from dovetail.frontends.structure import Made, Structure, changes, classes_in, unflatten
+from dovetail.frontends.structure import (
+    Classes,
+    Made,
+    Structure,
+    changed_classes,
+    changes,
+    classes_in,
+    unflatten,
+)
 from dovetail.reach.guard import PythonGuard
 from dovetail.reach.read_slots import ReadSlot, held_alone, slots_put
 from dovetail.reach.reads import Reads
@@ -26,7 +34,14 @@ from dovetail.reach.watcher import Watcher
 
 
 class ObjectSeen(TakenOtherwise):
-    """Code may have seen which object it was given: it has to get the user's."""
+    """Code may have seen which object it was given: it has to get the user's.
+
+    kinds: classes of objects, and of containers, that it has changed; none where it has only seen objects.
+    """
+
+    def __init__(self, kinds: Iterable[type] = ()) -> None:
+        super().__init__()
+        self.kinds = frozenset(kinds)
 
 
 class TensorsSeen(TakenOtherwise):
@@ -70,6 +85,7 @@ class ArgumentObjects:
         self._of: WeakKeyDictionary[Recording, _Given] = WeakKeyDictionary()
         self._in_slots: frozenset[int] = frozenset()
         self.items: list[Any] = []
+        self._changed = set[type]()
         self._reads: Reads | None = None
 
     @contextmanager
@@ -111,6 +127,13 @@ class ArgumentObjects:
         held = {STATE: self._now.held} if self._now.held else {}
         return changes((self._now.args, {**self._now.kwargs, **held}), leaves, self._structure)
 
+    def note_changes(self, leaves: list[Any]) -> None:
+        """Find out of which classes the containers and objects are into which code has put other things."""
+        if self.are_changed(leaves):
+            given, before = self._now, self._put_together(leaves)
+            classes = Classes(classes_in(self._structure))
+            self._changed = changed_classes((given.args, given.kwargs), (before.args, before.kwargs), classes)
+
     @contextmanager
     def met(self, reads: Reads) -> Iterator[None]:
         """While active, what is read of the objects is noted."""
@@ -124,6 +147,8 @@ class ArgumentObjects:
 
     def look(self, watcher: Watcher) -> None:
         """Find out what was read. watcher: of the recording, which has just ended. Raises: ObjectSeen."""
+        if self._changed:
+            raise ObjectSeen(self._changed)
         made, reads = self._now.made, watcher.reads
         assert reads is not None, "it was watched"
         kinds, own = classes_in(self._structure), set(map(id, self.items))

@@ -8,6 +8,7 @@ may see that it is one.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -71,13 +72,15 @@ class Made:
 class Classes:
     """Objects of which classes are taken apart: dataclasses, and those that calls have shown to be new in each.
 
-    Not those that code cannot use so, as it compares objects, or changes them.
+    Not those that code cannot use so, as it compares objects, or changes them. whole_containers: classes of containers
+    that are left whole as well, because code changes them.
     """
 
     def __init__(self, opened: Iterable[type] = ()) -> None:
         """opened: classes beside dataclasses."""
         self._opened = set(opened)
         self._whole: set[type] = set()
+        self.whole_containers: frozenset[type] = frozenset()
 
     def open(self, kind: type) -> bool:
         """From now on, objects of a class are taken apart. Whether this is new: some cannot be."""
@@ -90,6 +93,7 @@ class Classes:
         """Leave objects of classes as they are from now on; answers which are new. dataclasses: these as well."""
         closed = {kind for kind in kinds if dataclasses or kind in self._opened} - self._whole
         self._whole |= closed
+        self.whole_containers |= frozenset(kind for kind in closed if pytree.is_node(kind))
         return closed
 
     def reopen(self, kinds: Iterable[type]) -> None:
@@ -151,6 +155,9 @@ def flatten_call(
         return leaves, _structure_of_leaves(len(args), tuple(kwargs))
     flat: list[Any] = []
     met: set[int] = set()
+    if classes.whole_containers:
+        whole, own = classes.whole_containers, (args, kwargs)
+        return flatten(own, lambda item: type(item) in whole and all(item is not x for x in own), classes)
     try:
         return flat, _structure_of(_form(args, flat, classes, met), _form(kwargs, flat, classes, met))
     except _NotPlainError:
@@ -218,6 +225,32 @@ def changes(tree: object, leaves: list[Any], structure: Structure) -> bool:
     """Whether code has put other things into a tree since it was put together."""
     now, found = flatten(tree, None, _Only(classes_in(structure)))
     return found != structure or any(a is not b for a, b in zip(now, leaves, strict=True))
+
+
+def changed_classes(tree: object, before: object, classes: Classes) -> set[type]:
+    """The classes of containers, and of objects of such classes, that hold something else than in an equal tree."""
+    kind = type(tree)
+    if kind is not type(before) or isinstance(tree, torch.Tensor):
+        return set()
+    held: Any
+    other: Any
+    if reach_values.is_a(tree, dict):
+        held, other = dict(tree), dict(before)  # type: ignore[call-overload]
+    elif reach_values.is_a(tree, (list, tuple, deque)):
+        held, other = dict(enumerate(tree)), dict(enumerate(before))  # type: ignore[arg-type]
+    elif classes.has(kind):
+        held, other = made_objects.held_by(tree), made_objects.held_by(before)
+    else:
+        return set()
+    if list(held) != list(other) or any(type(a) is not type(other[key]) for key, a in held.items()):
+        return {kind}
+    found = set[type]()
+    for key, item in held.items():
+        is_inner = pytree.is_node(type(item)) or classes.has(type(item))
+        found |= changed_classes(item, other[key], classes) if is_inner else set()
+        if not is_inner and item is not other[key]:
+            found.add(kind)
+    return found
 
 
 class _NotPlainError(Exception):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeAlias
@@ -33,7 +34,7 @@ from dovetail.reach.values import (
     is_plain_key,
     kind_of,
 )
-from dovetail.torch_compat.traced_numbers import as_plain, is_traced
+from dovetail.torch_compat.traced_numbers import as_plain, is_traced, keys_found
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,10 +199,12 @@ class Trees:
         """Keys or names, and what they stand for, of an object that the step has made. Raises: NotMadeAgain."""
         kind = type(value)
         if kind in DICTIONARIES:
-            keys = tuple(map(as_plain, value))  # the dictionary has looked at them: they are for this program
+            with keys_found() if any(map(is_traced, dict.keys(value))) else nullcontext():
+                keys, values = list(value), list(dict_methods(value).values(value))
+            keys = list(map(as_plain, keys))  # the dictionary has looked at them: they are for this program
             if not all(map(self._is_key, keys)):
                 raise NotMadeAgain
-            return keys, list(value.values())
+            return tuple(keys), values
         if kind in (list, deque) or is_a(value, tuple):
             return (), list(value)
         if kind is set and all(map(self._is_key, value)) and list(set(value)) == list(value):
@@ -295,12 +298,14 @@ def _tuple_of(kind: Any, parts: list[Any]) -> Any:
 
 
 def refill(container: Any, held: Any) -> None:
-    """Let a list, a deque or a dictionary hold something else."""
-    container.clear()
-    if isinstance(container, dict):
-        container.update(held)
+    """Let a list, a deque, a set or a dictionary hold something else, whatever methods its class has."""
+    methods: Any = next(kind for kind in (OrderedDict, dict, list, deque, set) if is_a(container, kind))
+    methods.clear(container)
+    if is_a(container, dict):
+        for key, value in held.items():
+            methods.__setitem__(container, key, value)
     else:
-        container.extend(held)
+        (methods.update if is_a(container, set) else methods.extend)(container, held)
 
 
 def slots_of_graphs(reachable: ReachableState) -> list[Slot]:

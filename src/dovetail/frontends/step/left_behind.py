@@ -209,6 +209,8 @@ class LeftBehind:
         for table, name in self._overwritten:
             slot = self._reachable.slot_in(table, name)
             now = MISSING if slot is None else attributes_of(slot.container.owner).get(name, MISSING)
+            if slot is not None and now is MISSING and is_a(slot.container.owner, (dict, list)):
+                self.put.add((table, name))  # an entry is what its class makes of it; what may hide it is looked at
             if slot is not None and now is not MISSING and (table, name) not in self.put:
                 self._bind(Change(slot, slot.label, now, now), trees)
         for change in self._reachable.changes():
@@ -258,7 +260,7 @@ class LeftBehind:
     def find_write_only(self) -> None:
         """Raises: ContainersWritten for containers that the step puts something into, and may not read."""
         changes = [x for x in self._reachable.changes() if is_put(x) and not self._is_harmless(x)]
-        found = {x.slot.container.path for x in changes if x.slot is not None}
+        found = {x.container.path for x in changes if x.container is not None}
         if not found <= set(self._also_read):
             raise ContainersWritten(frozenset(found.difference(self._also_read)))
 
@@ -285,27 +287,30 @@ class LeftBehind:
         """Containers that the step reads, and that hold more or less than before, each with such a change."""
         found: dict[int, Change] = {}
         for change in changes:
-            slot, is_other = change.slot, change.old is MISSING or change.new is MISSING
-            if slot is None or slot.container.path not in self._also_read or id(slot.container) in found:
+            container = change.container
+            is_other = change.slot is None or change.old is MISSING or change.new is MISSING
+            if container is None or container.path not in self._also_read or id(container) in found:
                 continue
             if is_other and is_put(change) and not self._is_harmless(change):
-                found[id(slot.container)] = change
+                found[id(container)] = change
         return found
 
     def _refill(self, change: Change, trees: Trees) -> Any:
         """Runs leave the same as the step in a container that has changed, which is the answer. Raises: StateToMake."""
-        slot = change.slot
-        assert slot is not None, "it is a container's"
-        keys, values = slot.container.now()
-        held: Any = dict(zip(map(as_plain, keys), values, strict=True)) if slot.kind == "dict" else values
+        container = change.container
+        assert container is not None, "it is a container's"
+        keys, values = container.now()
+        held: Any = dict(zip(map(as_plain, keys), values, strict=True)) if container.kind == "dict" else values
         try:
-            self.filled.append((slot.container.path, trees.of(held)))
+            self.filled.append((container.path, trees.of(held)))
         except NotMadeAgain:
             error = self._refused(change)
-            if slot.kind == "dict" and change.old is MISSING:  # later calls find it, until the dictionary is cleared
+            if (
+                container.kind == "dict" and change.old is MISSING
+            ):  # later calls find it, until the dictionary is cleared
                 raise StateToMake(error) from None
             raise error from None
-        return slot.item
+        return container.item
 
     def _tensors_in(self, value: Any, path: Path) -> Iterator[Path]:
         """Paths of the tensors that a value is, or that are in a tuple."""

@@ -15,6 +15,7 @@ from dovetail.frontends.step.containers import Path, Sequential
 from dovetail.reach.values import Kind, kind_of
 
 ARGUMENT = "argument_"
+_MAY_CHANGE = frozenset((Kind.OBJECT, Kind.DICT, Kind.LIST, Kind.DEQUE))
 _LEADS_NOWHERE = (torch.Tensor, bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 
 
@@ -40,8 +41,10 @@ def leads_on(leaf: object) -> bool:
 
 
 def is_object(kind: type) -> bool:
-    """Whether an argument of a type is an object that another one may take the place of."""
-    return not issubclass(kind, _LEADS_NOWHERE) and kind_of(kind) is Kind.OBJECT
+    """Whether an argument of a type is an object that another one may take the place of: a container, too, which is
+    whole where its class is the user's, or the step changes it.
+    """
+    return not issubclass(kind, _LEADS_NOWHERE) and kind_of(kind) in _MAY_CHANGE
 
 
 def pass_objects(passed: list[Any], leaves: Sequence[Any]) -> None:

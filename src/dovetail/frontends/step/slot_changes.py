@@ -12,16 +12,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from dovetail.frontends.step.containers import Container, Sequential, Slot
+from dovetail.frontends.step.containers import Container, Sequential, Slot, Unordered
 from dovetail.frontends.step.hook_tables import HookTable
 from dovetail.frontends.step.number_slots import NUMBERS
 from dovetail.frontends.step.value_walk import OPTIMIZER, SCHEDULER
 from dovetail.frontends.step.walk import Walk
 from dovetail.reach.contents import MISSING
-from dovetail.reach.values import LOOKED_INTO, PLAIN, RANDOM_SOURCES, is_a, is_same, kind_of, plain_key
+from dovetail.reach.values import LOOKED_INTO, PLAIN, RANDOM_SOURCES, built_in_base, is_a, is_same, kind_of, plain_key
 from dovetail.torch_compat.traced_numbers import as_plain, is_traced
 
 _CONTAINERS = (list, deque, dict, defaultdict, OrderedDict, Counter)
+_FILLED = (list, deque, dict, defaultdict, OrderedDict, set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class Change:
     """A slot that holds another object than before. old, new: MISSING where there was, or is, none.
 
     slot: None for what is not a slot: the order of a dictionary, what is in a set, the class of an object, a random
-    generator. item: the container, object or generator then.
+    generator. item: the container, object or generator then. whole: that container, as it was looked at.
     """
 
     slot: Slot | None
@@ -37,6 +38,12 @@ class Change:
     old: Any
     new: Any
     item: Any = None
+    whole: Container | None = None
+
+    @property
+    def container(self) -> Container | None:
+        """The container that holds something else, or in another order."""
+        return self.whole if self.slot is None else self.slot.container
 
     @property
     def is_draw(self) -> bool:
@@ -50,12 +57,9 @@ def changes_in(container: Container, walk: Walk) -> list[Change]:
     keys = list(map(as_plain, keys))  # of a dictionary, which has asked for the numbers that are keys
     if container.kind == "set":
         before, after = _by_identity(container.values), _by_identity(values)
-        gone = [
-            Change(None, container.title, x, MISSING, container.item) for key, x in before.items() if key not in after
-        ]
-        return gone + [
-            Change(None, container.title, MISSING, x, container.item) for key, x in after.items() if key not in before
-        ]
+        pairs = [(x, MISSING) for key, x in before.items() if key not in after]
+        pairs += [(MISSING, x) for key, x in after.items() if key not in before]
+        return [Change(None, container.title, old, new, container.item, container) for old, new in pairs]
     old = {_token(key): (key, value) for key, value in zip(container.keys, container.values, strict=True)}
     new = {_token(key): (key, value) for key, value in zip(keys, values, strict=True)}
     found = []
@@ -64,7 +68,7 @@ def changes_in(container: Container, walk: Walk) -> list[Change]:
         if not is_same(before, after):
             found.append(Change(Slot(container, key), _label(container, key, walk), before, after))
     if list(new) != [*(token for token in old if token in new), *(token for token in new if token not in old)]:
-        found.append(Change(None, container.title, list(container.keys), keys, container.item))
+        found.append(Change(None, container.title, list(container.keys), keys, container.item, container))
     return found
 
 
@@ -106,13 +110,13 @@ def differs_beyond(inputs: Collection[tuple[int, ...]], old: Any, new: Any, at: 
 
 
 def is_put(change: Change) -> bool:
-    """Whether something was put into a plain container that is not simply another number."""
-    slot = change.slot
-    if slot is None or type(slot.item) not in _CONTAINERS or slot.container.link != "item":
+    """Whether something was put into a container that is not simply another number, or its order is another one."""
+    slot, container = change.slot, change.container
+    if container is None or built_in_base(type(container.item)) not in _FILLED or container.link != "item":
         return False
-    if type(slot.container) not in (Container, Sequential) or slot.container.rank in (OPTIMIZER, SCHEDULER):
+    if type(container) not in (Container, Sequential, Unordered) or container.rank in (OPTIMIZER, SCHEDULER):
         return False
-    return not (is_plain(change.old) and (is_plain(change.new) or is_traced(change.new)))
+    return slot is None or not (is_plain(change.old) and (is_plain(change.new) or is_traced(change.new)))
 
 
 def can_be_bound(change: Change) -> bool:

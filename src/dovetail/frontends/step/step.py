@@ -167,8 +167,8 @@ class CompiledStep:
         while True:
             try:
                 chosen = self._chosen(call, tried)
-            except ObjectSeen:  # objects of these classes are state from now on
-                self._classes.close(classes_in(call.structure), dataclasses=True)
+            except ObjectSeen as seen:  # objects of these classes are state from now on
+                self._classes.close(seen.kinds or classes_in(call.structure), dataclasses=True)
                 return self._run_program(args, kwargs, agreement, turn)
             if chosen is None:
                 return None
