@@ -47,6 +47,7 @@ _REGISTER = frozenset({torch.Tensor.register_hook, torch.Tensor.register_post_ac
 _TRUTH = frozenset({torch.Tensor.__bool__, torch.is_nonzero, torch.Tensor.is_nonzero})
 _WHOLE = frozenset({torch.int64, torch.int32, torch.bool})
 _AS_TEXT = frozenset({torch.Tensor.__repr__, torch.Tensor.__format__, torch.Tensor.__str__})
+_WITH_MOMENTUM, _MOMENTUM = frozenset({torch.batch_norm, torch.nn.functional.batch_norm}), 6
 _FROM_NUMBERS = frozenset({torch.tensor, torch.as_tensor, torch.asarray})
 
 
@@ -147,7 +148,8 @@ class StepFunctions(TorchFunctionMode):
         if func == _SET_DATA:
             self._bind_memory(*args)
             return None
-        if _takes_plain_floats(func, args, keywords) and not _has_gradient((*args, *keywords.values())):
+        is_known = _takes_plain_floats(func, args, keywords) and not _has_gradient((*args, *keywords.values()))
+        if is_known or _has_momentum(func, args, keywords):
             args = [self._plain(argument) for argument in args]
             keywords = {name: self._plain(argument) for name, argument in keywords.items()}
         return func(*args, **keywords)
@@ -253,6 +255,14 @@ def _takes_plain_floats(func: Any, args: Sequence[Any], keywords: Mapping[str, A
     if not any(map(is_traced, (*args, *keywords.values()))):
         return False
     return _is_kernel_of_floats(getattr(func, "__name__", ""))
+
+
+def _has_momentum(func: Any, args: Sequence[Any], keywords: Mapping[str, Any]) -> bool:
+    """Whether the momentum of a batch norm is the only traced number. No formula of a gradient gets it."""
+    if func not in _WITH_MOMENTUM:
+        return False
+    momentum = keywords.get("momentum", args[_MOMENTUM] if len(args) > _MOMENTUM else None)
+    return is_traced(momentum) and not any(is_traced(x) and x is not momentum for x in (*args, *keywords.values()))
 
 
 def _has_gradient(arguments: Iterable[Any]) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.modules import rnn
+from torch.nn.modules import batchnorm, rnn
 from torch.nn.utils import clip_grad
 
 from dovetail.torch_compat.data_sizes import without_hint
@@ -47,7 +47,8 @@ def traced_maths(number_for: Callable[[Any], Any] | None = None) -> Iterator[Non
     torch's symbolic ones make `math.floor(a / b)` of `a // b`, which is another number, refuse negative bases of
     powers, and do not compute with truth values. Code outside torch that asks whether a traced number is a float, say,
     is told so. What one is as text is up to its trace. Arrays of NumPy, and tables, ask for the plain number. Copies
-    are the number. Bounds of gradients and batches of packed sequences, of which torch makes plain ones, stay traced.
+    are the number. Bounds of gradients, batches of packed sequences and counts of batches, of which torch makes plain
+    ones, stay traced.
 
     number_for: gives traced numbers for symbols of torch of which nothing is known. Torch puts sums and products
     of floats in order, and takes a number less itself for 0, which may be NaN.
@@ -87,6 +88,7 @@ def traced_maths(number_for: Callable[[Any], Any] | None = None) -> Iterator[Non
             change(builtins, name, functools.partial(_traced_function, None))
         change(builtins, "isinstance", _instance_question)
         change(clip_grad, "float", lambda _: _float)
+        change(batchnorm, "float", lambda _: _float)
         change(rnn, "int", lambda _: _int)
         yield
     finally:
@@ -188,7 +190,8 @@ def _power(before: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _float(item: Any) -> Any:
-    return torch.sym_float(item) if is_traced(item) else float(item)
+    number = item.item() if isinstance(item, torch.Tensor) else item
+    return torch.sym_float(number) if is_traced(number) else float(number)
 
 
 def _int(item: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from torch.nn.modules import batchnorm
 from torch.nn.utils import clip_grad
 
 from dovetail.torch_compat import traced_maths, traced_numbers
@@ -18,13 +19,13 @@ def check_traced_maths() -> str | None:
     with traced_maths.traced_maths():
         root = traced_numbers.number_now(math.sqrt(number))
         text = f"{number:.2f}, {number!s}"
-        bound = vars(clip_grad)["float"](number)
+        plain = [vars(module)["float"](number) for module in (clip_grad, batchnorm)]
     return first_difference(
         ("the text", text, "x as 0.50, x as 0.5"),
         ("the root", root, 2.0),
         ("what is told", trace.told, [(before, ("x",))]),
-        ("whether a bound of gradients is traced", traced_numbers.is_traced(bound), True),
-        ("whether it is one afterwards", "float" in vars(clip_grad), False),
+        ("whether bounds of gradients, and counts, are traced", list(map(traced_numbers.is_traced, plain)), [True] * 2),
+        ("whether they are afterwards", ["float" in vars(module) for module in (clip_grad, batchnorm)], [False] * 2),
         ("math.sqrt", math.sqrt, before),
     )
 
