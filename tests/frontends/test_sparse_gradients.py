@@ -101,3 +101,34 @@ def test_sparse_gradients_of_what_is_computed_are_refused() -> None:
     compiled = dovetail.compile(lambda w, i: nn.functional.embedding(i, w * 2, sparse=True))
     with pytest.raises(UnsupportedTensor, match="sparse"):
         compiled(torch.randn(5, 3, requires_grad=True), torch.tensor([1, 2])).sum().backward()
+
+
+_DOORS: dict[str, Callable[[Any], Any]] = {
+    "eager": lambda module: module,
+    "compile": dovetail.compile,
+    "backend": lambda module: torch.compile(module, backend="dovetail"),
+}
+
+
+@pytest.mark.parametrize("door", ["compile", "backend"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("is_weighted", "has_end", "is_flat"), [(0, 0, 1), (1, 0, 1), (1, 1, 1), (0, 1, 1), (1, 0, 0), (0, 0, 0)]
+)
+def test_sums_over_bags(door: str, dtype: torch.dtype, is_weighted: int, has_end: int, is_flat: int) -> None:
+    """Their kernels do not say in which bag an index is: gradients were those of no index, or an error of torch's."""
+    found = []
+    for wrap in (_DOORS["eager"], _DOORS[door]):
+        torch.compiler.reset()
+        torch.manual_seed(0)
+        bag = torch.nn.EmbeddingBag(9, 4, mode="sum", sparse=True, include_last_offset=bool(has_end), dtype=dtype)
+        called = wrap(bag)
+        indices = torch.randint(9, (10,) if is_flat else (5, 2))
+        offsets = torch.tensor([0, 3, 3, 7, *([10] * has_end)]) if is_flat else None
+        weights = torch.rand(indices.shape, dtype=dtype).requires_grad_() if is_weighted else None
+        called(indices, offsets, per_sample_weights=weights).square().sum().backward()
+        gradient = bag.weight.grad
+        assert gradient is not None, "backward has made it"
+        parts = gradient._indices().tolist(), gradient._values().tolist()
+        found.append((parts, None if weights is None or weights.grad is None else weights.grad.tolist()))
+    assert found[0] == found[1]

@@ -68,6 +68,17 @@ def guessed_results(func: Any, args: Sequence[Any]) -> Results:
     )
 
 
+def _bag_of_each(indices: torch.Tensor, offsets: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
+    """In which bag each index is. Kernels for sums do not say so; then this is what torch's backward does."""
+    count = indices.shape[0]
+    if known.shape[0] != 0 or count == 0:
+        return known
+    begun = offsets.new_zeros((count + 1,))
+    begun.index_add_(0, offsets, torch.ones_like(offsets, memory_format=torch.contiguous_format))
+    begun[:1].sub_(1)
+    return begun.cumsum(0, dtype=offsets.dtype)[:count]
+
+
 class SparseGradients:
     """See the module docstring. Attributes: operands, matrices that are there before the call."""
 
@@ -105,8 +116,13 @@ class SparseGradients:
             return self.operands.run(func, args, kwargs)
         if func is _OF_BAGS:
             grad, indices, offsets, places, sizes, _, rows, scales, mode, _, weights, *padding = args
-            given = (grad, indices, offsets, places, sizes, rows, scales, mode, weights, *padding)
-            return self._recorder.recorded(lambda: decompose(aten._embedding_bag_sparse_backward.default, given, {}))
+            rest = (sizes, rows, scales, mode, weights, *padding)
+
+            def of_bags() -> Any:
+                given = (grad, indices, offsets, _bag_of_each(indices, offsets, places), *rest)
+                return decompose(aten._embedding_bag_sparse_backward.default, given, {})
+
+            return self._recorder.recorded(of_bags)
         if func is _MAKE:
             _, _, size, indices, values = args
             flag = {None: 0, True: 1, False: 2}[kwargs.get("is_coalesced")]
