@@ -28,7 +28,7 @@ _NAMES = (
 )
 _ASKED = frozenset({name for each in _NAMES.split() for name in (each, f"{each}_")})
 _MOST, _FEW = 1 << 16, 8
-_FOUND: dict[object, str] = {}
+_TAKEN: set[object] = set()
 
 
 def refuse_dtypes(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -42,10 +42,12 @@ def refuse_dtypes(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> No
     if not all(operand.device.type == "cpu" and operand.layout is torch.strided for operand in operands):
         return
     key = (op, torch.get_default_dtype(), tuple(map(_kind, args)), tuple((n, _kind(x)) for n, x in kwargs.items()))
-    if key not in _FOUND:
-        _FOUND[key] = _refusal(op, args, kwargs, operands)
-    if _FOUND[key]:
-        raise RuntimeError(_FOUND[key])
+    if key in _TAKEN:
+        return
+    said = _refusal(op, args, kwargs, operands)
+    if said:  # of these sizes perhaps: others are asked about again
+        raise RuntimeError(said)
+    _TAKEN.add(key)
 
 
 def _refusal(op: Overload, args: Sequence[Any], kwargs: Mapping[str, Any], operands: Sequence[torch.Tensor]) -> str:
@@ -53,10 +55,12 @@ def _refusal(op: Overload, args: Sequence[Any], kwargs: Mapping[str, Any], opera
     shapes = [[_size(size) for size in operand.shape] for operand in operands]
     if any(not size for shape in shapes for size in shape):
         return ""
-    if sum(map(math.prod, shapes)) <= _MOST:
-        return _said(op, args, kwargs, _MOST)
-    said = _said(op, args, kwargs, _FEW)  # which may be of sizes that do not fit each other
-    fits = said and not all(_said(op, args, kwargs, _FEW, alike) for alike in (_is_wide, _is_any))
+    most = _MOST if sum(map(math.prod, shapes)) <= _MOST else _FEW
+    said = _said(op, args, kwargs, most)
+    if most == _MOST and all(operand.dtype not in (torch.bool, torch.uint8) for operand in operands):
+        return said
+    # it may be said of sizes, which do not fit each other, or which hang on what a mask takes
+    fits = said and not all(_said(op, args, kwargs, most, alike) for alike in (_wide_alike, _all_alike, _both_alike))
     return said if fits else ""
 
 
@@ -65,17 +69,16 @@ def _said(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     most: int,
-    alike: Callable[[torch.dtype], bool] | None = None,
+    alike: Callable[[torch.dtype], torch.dtype] = lambda dtype: dtype,
 ) -> str:
-    """What the kernel says to zeros of such dtypes. most: in each dimension. alike: of which all are to be float32."""
+    """What the kernel says to zeros. most: in each dimension. alike: which dtype they have in the place of theirs."""
 
     def made(item: Any) -> Any:
         if isinstance(item, list | tuple):
             return [made(part) for part in item]
         if not isinstance(item, torch.Tensor):
             return item
-        dtype = torch.float32 if alike is not None and alike(item.dtype) else item.dtype
-        return torch.zeros([min(_size(size), most) for size in item.shape], dtype=dtype, device="cpu")
+        return torch.zeros([min(_size(size), most) for size in item.shape], dtype=alike(item.dtype), device="cpu")
 
     with without_modes(), torch.no_grad(), autocast_off():
         try:
@@ -90,12 +93,17 @@ def _size(size: Any) -> int:
     return size if type(size) is int else int(hint_of(size) or 0)
 
 
-def _is_wide(dtype: torch.dtype) -> bool:
-    return dtype.is_floating_point or dtype.is_complex
+def _wide_alike(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype.is_floating_point or dtype.is_complex else dtype
 
 
-def _is_any(_: torch.dtype) -> bool:
-    return True
+def _all_alike(_: torch.dtype) -> torch.dtype:
+    return torch.float32
+
+
+def _both_alike(dtype: torch.dtype) -> torch.dtype:
+    is_whole = not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
+    return torch.int64 if is_whole else _wide_alike(dtype)
 
 
 def _tensors(items: Sequence[Any]) -> Iterator[torch.Tensor]:

@@ -95,3 +95,44 @@ def test_operands_of_a_dtype_that_a_layer_does_not_take(layer: str, dtype: torch
         return seen
 
     assert run(dovetail.compile_step) == run(lambda step: step)
+
+
+def test_masks_and_targets() -> None:
+    """How many elements a mask takes is for the data to say: a kernel is not asked about zeros in its place."""
+
+    def run(wrap: Callable[[Any], Any]) -> list[Any]:
+        table, losses = torch.zeros(4, 3), list[Any]()
+
+        def step(x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            table[targets > 0] = x[:2]
+            return torch.nn.functional.nll_loss(table + x, targets)
+
+        compiled = wrap(step)
+        for dtype in (torch.int64, torch.int64, torch.int32, torch.int64):
+            try:
+                losses.append(compiled(torch.ones(4, 3), torch.tensor([0, 1, 0, 2], dtype=dtype)).item())
+            except RuntimeError as error:
+                losses.append(str(error))
+            losses.append(table.tolist())
+        return losses
+
+    assert run(dovetail.compile_step) == run(lambda step: step)
+
+
+def test_a_batch_that_does_not_fit_keeps_no_other_from_being_recorded() -> None:
+    weight = torch.nn.Parameter(torch.ones(3))
+
+    def step(x: torch.Tensor, targets: torch.Tensor) -> float:
+        return torch.nn.functional.nll_loss(x * weight, targets).item()
+
+    compiled = dovetail.compile_step(step)
+    for rows in (4, 5):
+        with pytest.raises((RuntimeError, ValueError)) as expected:
+            step(torch.ones(rows, 3), torch.zeros(7, dtype=torch.int64))
+        with pytest.raises(expected.type) as found:
+            compiled(torch.ones(rows, 3), torch.zeros(7, dtype=torch.int64))
+        assert str(found.value) == str(expected.value)
+    other = dovetail.compile_step(step)
+    for _ in range(3):
+        assert other(torch.ones(4, 3), torch.zeros(4, dtype=torch.int64)) == -1.0
+    assert other.stats.eager_calls == 0
