@@ -53,7 +53,7 @@ _HEAP_TYPE = 1 << 9
 LOOKED_FOR = ("__getattr__", "__bool__", "__len__", "__eq__", "__contains__", "__iter__", "__getitem__", "__call__")
 """What Python looks for in the class of an object by itself, and does without where it is missing."""
 REPORTING = ("__getattribute__", "__setattr__", "__delattr__")
-"""What reports for others while a call is recorded, in classes of the user's."""
+"""Methods that report what is read and written, in the classes that are watched while a call is recorded."""
 _NEVER_COMPARED = frozenset(("__init__", "__new__", "__repr__", "__init_subclass__", "__set_name__", *REPORTING))
 ATTRIBUTES_ALONE = frozenset((object, SimpleNamespace))
 """Classes of C whose objects hold nothing but attributes."""
