@@ -56,6 +56,7 @@ LISTS = (
     "tests/execute/native/test_pixel_means.py",
     "tests/execute/native/test_max_pools.py",
     "tests/execute/native/test_plane_convolutions.py",
+    "tests/execute/native/test_norms.py",
     "tests/execute/native/test_products.py",
     "tests/execute/native/test_recurrent_rows.py",
     "tests/execute/native/test_row_loops.py",

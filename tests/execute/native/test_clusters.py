@@ -162,7 +162,7 @@ def test_a_single_element_that_the_run_writes() -> None:
 @pytest.mark.parametrize("shape", [(0,), (1,), (3, 5), (2, 3, 4), (70_000,)])
 @pytest.mark.parametrize("order", ["plain", "turned", "gaps"])
 def test_layouts(shape: tuple[int, ...], order: str) -> None:
-    """Dense tensors of any order of dimensions are taken; those with gaps are left to aten."""
+    """Dense tensors of any order of dimensions are taken; of those with gaps between all elements, small ones."""
     whole = drawn_elements(random.Random(1), torch.Size(shape).numel() * 2, torch.float32)
     plain = whole.view(*shape[:-1], -1)[..., ::2] if order == "gaps" else whole[: torch.Size(shape).numel()].view(shape)
     tensor = plain.permute(*reversed(range(len(shape)))) if order == "turned" else plain
@@ -173,7 +173,7 @@ def test_layouts(shape: tuple[int, ...], order: str) -> None:
     w = draft.add(aten.add_.Tensor, z, x)
     program = draft.program([y, w])
     code = compiled(program)
-    assert bool(code.executors.groups) is (order != "gaps" or torch.Size(shape).numel() == 1)
+    assert bool(code.executors.groups) is (order != "gaps" or 0 < torch.Size(shape).numel() <= 256)
     assert outcome(code, draft.arguments()) == outcome(compiled(program, native=False), draft.arguments())
 
 

@@ -54,7 +54,7 @@ def grid_of(metas: Sequence[TensorMeta]) -> Grid | None:
             joined[-1] = (joined[-1][0] * size, joined[-1][1])
         else:
             joined.append((size, own))
-    if len(joined) == 1 and joined[0][0] <= _MOST_OF_ONE and any(step != 1 for step in joined[0][1]):
+    if len(joined) == 1 and 0 < joined[0][0] <= _MOST_OF_ONE and any(step != 1 for step in joined[0][1]):
         joined.insert(0, (1, (1,) * len(metas)))  # rows of one element
     if len(joined) != 2:
         return None
