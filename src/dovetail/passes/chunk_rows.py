@@ -66,15 +66,17 @@ class ChunkReport:
         return "; ".join(map(str, self.regions)) or "nothing runs in blocks of rows"
 
 
-def chunk_rows(program: Program, infer: MetaInference, hints: Mapping[str, Number]) -> tuple[Program, ChunkReport]:
+def chunk_rows(
+    program: Program, infer: MetaInference, hints: Mapping[str, Number], least_bytes: int = 0
+) -> tuple[Program, ChunkReport]:
     """The program in which the largest products of rows, and all that reads them, run on blocks of rows.
 
-    hints: a number for each size symbol. The results differ by rounding.
+    hints: a number for each size symbol. least_bytes: smaller products stay whole. The results differ by rounding.
     """
     found: list[ChunkRow] = []
     names = {value.name for value in program.values()}  # products within blocks are not cut again
     while True:
-        better = _one_more(program, names, infer, hints)
+        better = _one_more(program, names, infer, hints, least_bytes)
         if better is None:
             return program, ChunkReport(tuple(found))
         program, row = better
@@ -82,7 +84,7 @@ def chunk_rows(program: Program, infer: MetaInference, hints: Mapping[str, Numbe
 
 
 def _one_more(
-    program: Program, names: Collection[str], infer: MetaInference, hints: Mapping[str, Number]
+    program: Program, names: Collection[str], infer: MetaInference, hints: Mapping[str, Number], least_bytes: int
 ) -> tuple[Program, ChunkRow] | None:
     """The program with one more region in blocks, the largest that does not raise the peak.
 
@@ -90,7 +92,7 @@ def _one_more(
     """
     for region in row_regions(program, names):
         sizes = _block_sizes(region)
-        if len(sizes) < 2:
+        if len(sizes) < 2 or region.large_bytes < least_bytes:
             continue
         changed = _Chunker(program, region, infer).chunked(sizes)
         if changed is not None and _peak(changed, hints) <= _peak(program, hints):

@@ -130,6 +130,7 @@ def _over_constants(module: ModuleType, name: str) -> Run:
     return lambda program, given: getattr(module, name)(program, given.constants, given.infer)
 
 
+_LEAST_CHUNKED = 1 << 20  # bytes: calls for blocks cost more time than smaller ones are worth
 _FUNCTIONAL = frozenset({Stage.FUNCTIONAL, Stage.WHOLE})
 _LATE = frozenset({Stage.FUNCTIONAL, Stage.WHOLE, Stage.SPLIT, Stage.IN_PLACE})
 
@@ -162,7 +163,7 @@ _CHUNK_ROWS = PassSpec(
     "numerics",
     frozenset({Stage.WHOLE}),
     None,
-    lambda p, given: _chunk_rows.chunk_rows(p, given.infer, given.hints),
+    lambda p, given: _chunk_rows.chunk_rows(p, given.infer, given.hints, _LEAST_CHUNKED),
 )
 _HALF = (_EXPAND_FOREACH, _SINK, _REINPLACE)
 

@@ -252,8 +252,11 @@ def grown(tree: Tree, run: Handed) -> Any:
         assert isinstance(tree, New), "it was begun"
         if issubclass(tree.kind, tuple):
             run.made[tree.number] = _tuple_of(tree.kind, [grown(part, run) for part in tree.parts])
+        elif not tree.names:
+            made = run.made[tree.number] = new_object(tree.kind)
+            _fill(made, tree, [grown(part, run) for part in tree.parts])
         else:
-            parts = tree.parts if not tree.names else tree.parts[: -len(tree.names)]
+            parts = tree.parts[: -len(tree.names)]
             beside = dict(zip(tree.names, [grown(part, run) for part in tree.parts[len(parts) :]], strict=True))
             made = run.made[tree.number] = _begun(tree.kind, beside)
             _fill(made, tree, [grown(part, run) for part in parts])
@@ -282,7 +285,9 @@ def _begun(kind: type, beside: Mapping[str, Any]) -> Any:
 
 def _fill(made: Any, tree: New, parts: list[Any]) -> None:
     """Let a new list, dictionary, set or object hold its parts."""
-    if tree.kind in (list, deque):
+    if tree.kind is dict:
+        made.update(zip(tree.keys, parts, strict=True))
+    elif tree.kind in (list, deque):
         made.extend(parts)
     elif tree.kind is set:
         made.update(parts)
