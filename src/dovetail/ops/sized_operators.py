@@ -58,7 +58,7 @@ def meant(op: Any) -> Any:
 def sized_form(func: object, args: Sequence[Any], keywords: Mapping[str, Any]) -> Callable[..., Any] | None:
     """What gives the same as a function for these arguments without fixing sizes; None where there is no such thing."""
     form, given = _FORMS.get(func), (*args, *keywords.values())
-    if form is None or transform_is_active():
+    if form is None or transform_is_active() or keywords.get("out") is not None or keywords.get("requires_grad"):
         return None
     tensors = [each for each in given if isinstance(each, torch.Tensor)]
     if torch.is_grad_enabled() and any(each.requires_grad for each in tensors):
@@ -80,7 +80,7 @@ def _means(rank: int) -> Callable[..., torch.Tensor]:
         divisor_override: Any = None,
     ) -> torch.Tensor:
         op = _STAND_INS[_MEANS_OF[max(rank, 2)]]
-        step = kernel_size if stride is None and rank == 1 else stride  # as C++ does
+        step = kernel_size if rank == 1 and stride in (None, (), []) else stride  # as C++ does
         numbers = (_in_row(each, rank, rest) for each, rest in ((kernel_size, 1), (step, 1), (padding, 0)))
         x = input.unsqueeze(-2) if rank == 1 else input
         made: torch.Tensor = op(x, *numbers, ceil_mode, count_include_pad, divisor_override)
@@ -100,7 +100,7 @@ def _largest(rank: int) -> Callable[..., Any]:
         return_indices: bool = False,
     ) -> Any:
         op = _STAND_INS[_LARGEST_OF[max(rank, 2)]]
-        step = kernel_size if stride is None and rank == 1 else stride
+        step = kernel_size if rank == 1 and stride in (None, (), []) else stride
         given = ((kernel_size, 1), (step, 1), (padding, 0), (dilation, 1))
         x = input.unsqueeze(-2) if rank == 1 else input
         made = op(x, *(_in_row(each, rank, rest) for each, rest in given), ceil_mode)
@@ -108,6 +108,11 @@ def _largest(rank: int) -> Callable[..., Any]:
         return (values, places) if return_indices else values
 
     return pooled
+
+
+def _largest_and_places(rank: int) -> Callable[..., Any]:
+    pooled = _largest(rank)
+    return lambda *args, **keywords: pooled(*args, **{**keywords, "return_indices": True})
 
 
 def _in_row(given: Any, rank: int, rest: int) -> list[Any]:
@@ -119,12 +124,12 @@ def _in_row(given: Any, rank: int, rest: int) -> list[Any]:
 def _window(name: str) -> Callable[..., torch.Tensor]:
     packet = getattr(_aten, name)
 
-    def made(length: Any, *periodic: bool, **options: Any) -> torch.Tensor:
+    def made(window_length: Any, *periodic: bool, **options: Any) -> torch.Tensor:
         if "periodic" in options:
             periodic = (options.pop("periodic"),)
         options.pop("requires_grad", None)
         stand_in = _STAND_INS[packet.periodic if periodic else packet.default]
-        result: torch.Tensor = stand_in(length, *periodic, **_placed(options))
+        result: torch.Tensor = stand_in(window_length, *periodic, **_placed(options))
         return result
 
     return made
@@ -153,6 +158,7 @@ _OF_ROWS = frozenset({F.max_pool1d, torch.max_pool1d})  # whose C++ reads sizes
 _FORMS: dict[object, Callable[..., Any]] = {
     **{getattr(F, f"avg_pool{rank}d"): _means(rank) for rank in (1, 2, 3)},
     **{getattr(F, f"max_pool{rank}d"): _largest(rank) for rank in (1, 2, 3)},
+    **{getattr(F, f"max_pool{rank}d_with_indices"): _largest_and_places(rank) for rank in (1, 2, 3)},
     **{getattr(torch, f"max_pool{rank}d"): _largest(rank) for rank in (1, 2, 3)},
     torch.linspace: _spaced(_aten.linspace.default),
     torch.logspace: _spaced(_aten.logspace.default),

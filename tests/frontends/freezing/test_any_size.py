@@ -136,6 +136,7 @@ _SIZED: dict[str, Callable[[Tensor], Tensor]] = {
     "norms": lambda x: F.lp_pool2d(x, 2, (x.shape[2], 2)),
     "rows": lambda x: F.max_pool1d(x.flatten(2), 2) - F.avg_pool1d(x.flatten(2), x.shape[2] * x.shape[3]),
     "places of largest": lambda x: F.max_pool1d(x.flatten(2), 3, return_indices=True)[1],
+    "largest, and places": lambda x: torch.cat(F.max_pool2d(x, (x.shape[2], 1), return_indices=True)),
     "volume": lambda x: F.avg_pool3d(x[:, None], (2, x.shape[2], x.shape[3])) * F.max_pool3d(x, (2, 2, x.shape[3])),
     "linspace": lambda x: x * torch.linspace(-1, 1, x.shape[3]) + torch.linspace(0, 1, steps=x.shape[2])[:, None],
     "logspace": lambda x: x * torch.logspace(0, 1, x.shape[3], base=2.0),
