@@ -39,6 +39,7 @@ from dovetail.ops.quantized import (
 )
 from dovetail.ops.transfers import FETCH, FETCHED, SPILL, SPILLED
 from dovetail.torch_compat.dispatch import Argument, Overload, schema_of, tags_of
+from dovetail.torch_compat.sized_fakes import SIZED_FAKES
 from dovetail.torch_compat.symbols import number_function_text
 
 _WRAPPED = re.compile(r"(Optional|List)\[(.*)\]")
@@ -124,7 +125,9 @@ class Calls:
         if isinstance(target, Overload):
             if torch.Tag.inplace_view in tags_of(target):
                 raise ValueError(f"{target} changes the shape of its operand, which no node of a program does")
-            self._check_arguments(str(target), schema_of(target).arguments, node.args, node.kwargs)
+            takes_sizes = target in SIZED_FAKES  # whose results are described for sizes that are symbols
+            arguments = schema_of(target).arguments
+            self._check_arguments(str(target), arguments, node.args, node.kwargs, takes_sizes=takes_sizes)
             self._check_results(node, schema_of(target).returns)
             _check_devices(node)
         elif isinstance(target, Prim) and isinstance(target.run, WithSubPrograms):
@@ -156,6 +159,8 @@ class Calls:
         arguments: Sequence[Argument],
         args: Sequence[Operand],
         kwargs: Sequence[tuple[str, Operand]],
+        *,
+        takes_sizes: bool = False,
     ) -> None:
         positional = [argument for argument in arguments if not argument.kwarg_only]
         if len(args) > len(positional):
@@ -174,7 +179,7 @@ class Calls:
         for argument, operand in given:
             if not self._fits(operand, argument.kind):
                 raise ValueError(f"operand {argument.name!r} of {text} is not a valid {argument.kind}")
-            if argument.is_fixed and not _is_fixed(operand):
+            if argument.is_fixed and not takes_sizes and not _is_fixed(operand):
                 raise ValueError(f"operand {argument.name!r} of {text} is not a number that is known beforehand")
 
     def _fits(self, operand: Operand, kind: str) -> bool:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
+
+from dovetail.torch_compat.dispatch import without_modes
+from dovetail.torch_compat.symbolic_strides import lies_in_a_format
 
 _aten = torch.ops.aten
 
@@ -48,6 +52,25 @@ def _bags(op: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+@cache
+def _said_of_layouts() -> str:
+    """What group norms of this torch say to a tensor that is in no memory format; "" where they take it."""
+    rows = torch.zeros(1, 3, 2, device="cpu").mT
+    with without_modes(), torch.no_grad():
+        try:
+            _aten.native_group_norm.default(rows, None, None, 1, 2, 3, 1, 1e-5)
+        except RuntimeError as error:
+            return str(error)
+    return ""
+
+
+def _group_norm(x: torch.Tensor, *rest: Any) -> Any:
+    """Torch's fakes take tensors in any layout, which kernels of a CPU may not. Raises: RuntimeError, as these do."""
+    if x.device.type == "cpu" and not lies_in_a_format(x) and (said := _said_of_layouts()):
+        raise RuntimeError(said)
+    return _aten.native_group_norm.default(x, *rest)
+
+
 def _in_order(place: int) -> Callable[..., torch.Tensor]:
     """A contiguous tensor of the shape of an operand, in its dtype."""
     return lambda *operands: operands[place].new_empty(operands[place].shape)
@@ -57,6 +80,7 @@ OWN_FAKES: dict[object, Callable[..., Any]] = {
     _aten._ctc_loss.default: _ctc_loss,
     _aten._ctc_loss.Tensor: _ctc_loss_of_unknown_lengths,
     _aten._ctc_loss_backward.Tensor: _ctc_gradient,
+    _aten.native_group_norm.default: _group_norm,
     _aten._embedding_bag.default: _bags(_aten._embedding_bag.default),
     _aten._embedding_bag_forward_only.default: _bags(_aten._embedding_bag_forward_only.default),
     _aten.hardshrink_backward.default: _gradient_of_shrinking,

@@ -30,6 +30,8 @@ def _pooled(
     kernels, pads, steps, spreads = (_each(each, rank) for each in (kernel, padding, stride or kernel, dilation))
     numbers = zip(x.shape[-rank:], kernels, pads, steps, spreads, strict=True)
     sizes = [_pooled_size(size, k, pad, step, spread, rounds_up) for size, k, pad, step, spread in numbers]
+    if any(type(size) is int and size < 1 for size in sizes):
+        raise RuntimeError(f"the result of a pool would have the sizes {sizes}: the image is too small")
     made = x.new_empty((*x.shape[:-rank], *sizes))
     return made.to(memory_format=suggest_memory_format(x)) if x.dim() == rank + 2 else made
 

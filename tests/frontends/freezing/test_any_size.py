@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -149,12 +150,15 @@ _SIZED: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", _SIZED)
-def test_images_of_any_height_and_width(name: str) -> None:
-    """Numbers that C++ takes as they are, for one image as for several; of as many numbers as it may be."""
+def test_images_of_any_height_and_width(name: str, tmp_path: Path) -> None:
+    """Numbers that C++ takes as they are, for one image as for several; of as many numbers as it may be; in files."""
     torch.manual_seed(0)
     model = _Calls(_SIZED[name]).eval()
     for example in (1, 3):
         frozen = dovetail.freeze(model, (torch.randn(example, 4, 8, 8),), dynamic_shapes=({0: "b", 2: "h", 3: "w"},))
+        if example > 1:
+            frozen.save(tmp_path / "model.dovetail")
+            frozen = dovetail.load(tmp_path / "model.dovetail")
         for shape in ((3, 4, 8, 8), (2, 4, 6, 12), (1, 4, 8, 20), (1, 4, 40, 24)):
             x = torch.randn(shape)
             with torch.no_grad():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -114,6 +115,28 @@ def check_run_on_fakes() -> str | None:
     return first_difference(
         *found, _layout_of_gradients(), *_sizes_that_numbers_tell(), *_draws_of_any_size(), *_draws_by_reference()
     )
+
+
+def _group_norms() -> list[tuple[str, object, object]]:
+    """Whether group norms take images in other layouts: told, and tried."""
+    op, found = _aten.native_group_norm.default, list[tuple[str, object, object]]()
+    image = torch.ones(3, 4, 6, 2, device="cpu").permute(0, 3, 1, 2)
+    for x in (image.contiguous(), image, image.flatten(2), image.transpose(2, 3), image[:, :, :, ::2]):
+        others = (None, None, x.shape[0], x.shape[1], x[0, 0].numel(), 1, 1e-5)
+        mode = fakes.new_fake_mode()
+        twin = mode.from_tensor(x)
+        with mode:
+            told = _is_taken(partial(fake_layouts.run_on_fakes, op, (twin, *others), {}))
+        found.append((f"group norm of {tuple(x.shape)} with {x.stride()}", told, _is_taken(partial(op, x, *others))))
+    return found
+
+
+def _is_taken(call: Callable[[], object]) -> bool:
+    try:
+        call()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _draws_of_any_size() -> list[tuple[str, object, object]]:
