@@ -55,8 +55,8 @@ def _bags(op: Callable[..., Any]) -> Callable[..., Any]:
 @cache
 def _said_of_layouts() -> str:
     """What group norms of this torch say to a tensor that is in no memory format; "" where they take it."""
-    rows = torch.zeros(1, 3, 2, device="cpu").mT
     with without_modes(), torch.no_grad():
+        rows = torch.zeros(1, 3, 2, device="cpu").mT
         try:
             _aten.native_group_norm.default(rows, None, None, 1, 2, 3, 1, 1e-5)
         except RuntimeError as error:
