@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from dovetail.ir.program import Node, Operand, Value, map_leaves, symbols_in
-from dovetail.ops.facts import facts_of
+from dovetail.ops.facts import facts_of, writes_of
 from dovetail.torch_compat.dispatch import Overload, has_own_kernels, without_modes
 
 _ITEM = torch.ops.aten._local_scalar_dense.default
@@ -49,8 +49,7 @@ def _nodes_behind(value: Value, nodes: Sequence[Node]) -> list[Node] | None:
     storages, found, size = {value.tensor.storage}, list[Node](), 0
     for node in reversed(nodes):
         held = [v for v in (*node.operands(), *node.results()) if v.is_tensor]
-        writes = bool(isinstance(node.target, Overload) and facts_of(node.target).writes)
-        touched = held if writes else [v for v in node.results() if v.is_tensor]
+        touched = held if writes_of(node) else [v for v in node.results() if v.is_tensor]
         if storages.isdisjoint(v.tensor.storage for v in touched):
             continue
         if not _is_certain(node):
