@@ -33,13 +33,14 @@ from torch.overrides import TorchFunctionMode
 
 from dovetail.capture.checks_of_values import check_values
 from dovetail.capture.places import without_modes_asked
-from dovetail.capture.symbolic_forms import has_symbols, symbolic_form
+from dovetail.capture.symbolic_forms import symbolic_form
 from dovetail.ir.provenance import is_library_file
 from dovetail.ops.sized_operators import sized_form
 from dovetail.torch_compat.autograd import transform_is_active
 from dovetail.torch_compat.copies import copied_fake, shared_fake
 from dovetail.torch_compat.fakes import is_fake
 from dovetail.torch_compat.modes import unnoticed_mode
+from dovetail.torch_compat.nested import has_symbolic_numbers
 from dovetail.torch_compat.resampling import RESAMPLING
 from dovetail.torch_compat.values_alone import WithoutVectors
 
@@ -111,12 +112,7 @@ def _wants_vectors(args: Sequence[Any], keywords: Mapping[str, Any]) -> bool:
 
 def _has_symbols(*given: Any) -> bool:
     """Whether a number, one of a list, or a size of a tensor is a symbol."""
-    return any(
-        has_symbols(each)
-        if isinstance(each, torch.Tensor)
-        else any(isinstance(one, torch.SymInt) for one in (each if isinstance(each, list | tuple) else (each,)))
-        for each in given
-    )
+    return has_symbolic_numbers([each.shape if isinstance(each, torch.Tensor) else each for each in given])
 
 
 def _resampled(func: Any, args: Sequence[Any]) -> Any:

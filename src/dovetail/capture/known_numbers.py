@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from dovetail.ir.nested import tensors_in
 from dovetail.ops.facts import facts_of
 from dovetail.torch_compat.dispatch import Overload, without_modes
 from dovetail.torch_compat.fakes import has_no_numbers
+from dovetail.torch_compat.nested import tensors_in
 
 
 class KnownNumbers:

@@ -16,12 +16,12 @@ from typing import Any, NoReturn, Protocol
 
 import torch
 
-from dovetail.ir.nested import tensors_in
 from dovetail.ir.program import Operand, TensorMeta, Value
 from dovetail.ops.facts import facts_of
 from dovetail.ops.functional_variants import functional_variant
 from dovetail.torch_compat.dispatch import Overload, schema_of, storage_key
 from dovetail.torch_compat.fake_layouts import as_laid_out
+from dovetail.torch_compat.nested import tensors_in
 
 aten = torch.ops.aten
 

@@ -21,10 +21,10 @@ import torch
 from dovetail.analysis.data_movement import is_view
 from dovetail.capture.asked_views import AskedViews
 from dovetail.errors import CaptureFailed
-from dovetail.ir.nested import tensors_in
 from dovetail.ops.facts import facts_of
 from dovetail.torch_compat.autograd import next_sequence_number, version_of, viewed_tensor
 from dovetail.torch_compat.dispatch import Overload, schema_of, tags_of
+from dovetail.torch_compat.nested import tensors_in
 from dovetail.torch_compat.view_nodes import node_made_since, nodes_of_view, takes_gradient_like
 
 aten = torch.ops.aten

@@ -24,6 +24,7 @@ from dovetail.ir.calling import CallPlan, FromSlot, Pattern, Retained, WriteBack
 from dovetail.ir.program import Operand, Value
 from dovetail.ir.signature import WriteKind
 from dovetail.ops.facts import facts_of
+from dovetail.ops.given_generators import given_generators
 from dovetail.ops.prims import copy_into
 from dovetail.ops.views import replay
 from dovetail.torch_compat.autograd import carry_tangents, set_version, version_of
@@ -146,10 +147,7 @@ class CompiledGraph:
     @cached_property
     def generators(self) -> tuple[torch.Generator, ...]:
         """The random generators of the user's that forward draws from."""
-        given = [
-            operand for node in self.forward.program.nodes for operand in (*node.args, *(a for _, a in node.kwargs))
-        ]
-        return tuple({id(g): g for g in given if isinstance(g, torch.Generator)}.values())
+        return tuple(given_generators(self.forward.program.nodes))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledGraph:
         return self  # holds programs, which never change, and constants, which a copy of the user's module shares

@@ -38,6 +38,7 @@ from dovetail.ir.sizes import Number
 from dovetail.memory.in_arena import ArenaPlan
 from dovetail.ops.collectives import ask_before, collective_of, groups_of_messages, sequences_of, used_of
 from dovetail.ops.facts import facts_of, written_values
+from dovetail.ops.given_generators import given_generators
 from dovetail.torch_compat.modes import autocast_is_active, set_gradients
 from dovetail.torch_compat.rng import default_generator
 
@@ -138,11 +139,10 @@ class CompiledStepProgram:
     @cached_property
     def _generators(self) -> list[torch.Generator]:
         """The generators that the program may draw from, the CPU's default one apart."""
-        given = [x for node in self.program.nodes for x in (*node.args, *(value for _, value in node.kwargs))]
         values = [value for node in self.program.nodes for value in node.results() if value.is_tensor]
         gpus = {v.tensor.device.index or 0 for v in values if v.tensor.device.type == "cuda"}
         of_gpus = [default_generator(gpu) for gpu in sorted(gpus)]
-        return list({id(x): x for x in (*of_gpus, *given) if isinstance(x, torch.Generator)}.values())
+        return list({id(x): x for x in (*of_gpus, *given_generators(self.program.nodes))}.values())
 
     @cached_property
     def first_write(self) -> int:

@@ -15,7 +15,6 @@ from typing import Any, TypeAlias
 
 import torch
 
-from dovetail.ir.nested import tensors_in
 from dovetail.ir.program import Value
 from dovetail.torch_compat.dispatch import Overload, schema_of, storage_key
 from dovetail.torch_compat.fake_layouts import run_on_fakes
@@ -28,6 +27,7 @@ from dovetail.torch_compat.fakes import (
     mode_of,
     view_of_fake,
 )
+from dovetail.torch_compat.nested import tensors_in
 
 _BY_VALUE = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
 

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from dovetail.ops.custom import define
 from dovetail.torch_compat.autograd import transform_is_active
 from dovetail.torch_compat.dispatch import Overload
+from dovetail.torch_compat.nested import has_symbolic_numbers
 from dovetail.torch_compat.sized_fakes import SIZED_FAKES
 
 _aten: Any = torch.ops.aten
@@ -63,10 +64,8 @@ def sized_form(func: object, args: Sequence[Any], keywords: Mapping[str, Any]) -
     tensors = [each for each in given if isinstance(each, torch.Tensor)]
     if torch.is_grad_enabled() and any(each.requires_grad for each in tensors):
         return None
-    symbols = (one for each in given for one in (each if isinstance(each, list | tuple) else (each,)))
-    has_symbols = any(isinstance(one, torch.SymInt) for one in symbols)
-    reads_sizes = func in _OF_ROWS and any(isinstance(size, torch.SymInt) for each in tensors for size in each.shape)
-    return form if has_symbols or reads_sizes else None
+    reads_sizes = func in _OF_ROWS and any(has_symbolic_numbers(each.shape) for each in tensors)
+    return form if reads_sizes or has_symbolic_numbers(given) else None
 
 
 def _means(rank: int) -> Callable[..., torch.Tensor]:

@@ -242,10 +242,11 @@ _OWN_MEMORY = frozenset({"aten", "prims"})
 def written_over_all(node: Node) -> Value | None:
     """What is put in place of all elements of a tensor, by a slice that leaves none out."""
     values = [value for value in node.operands() if value.is_tensor]
-    if node.target not in _OVER_SLICES or len(values) != 2 or len(node.results()) != 1:
+    if node.target not in OVER_SLICES or len(values) != 2 or len(node.results()) != 1:
         return None
     source, result = values[1], node.results()[0]
     return source if (source.tensor.shape, source.tensor.dtype) == (result.tensor.shape, result.tensor.dtype) else None
 
 
-_OVER_SLICES = frozenset({torch.ops.aten.slice_scatter.default, view_scatter(torch.ops.aten.slice.Tensor, None)})
+OVER_SLICES = frozenset({torch.ops.aten.slice_scatter.default, view_scatter(torch.ops.aten.slice.Tensor, None)})
+"""What puts a tensor in the place of a slice."""

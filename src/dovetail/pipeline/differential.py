@@ -17,6 +17,7 @@ from dovetail.ir.program import Program, ScalarMeta, TensorMeta, Value, meta_sym
 from dovetail.ir.sizes import Number, evaluate
 from dovetail.ir.text import CallWriter, emit, plain_call
 from dovetail.ops import prims
+from dovetail.ops.given_generators import given_generators
 from dovetail.torch_compat.modes import autocast_off
 from dovetail.torch_compat.rng import default_generator
 
@@ -216,6 +217,5 @@ def _run(program: Program, inputs: list[Any]) -> tuple[tuple[Any, ...], torch.Te
 
 def _generators(program: Program) -> list[torch.Generator]:
     """The default one of the CPU, and those that the program's operators are given."""
-    given = [operand for node in program.nodes for operand in (*node.args, *(x for _, x in node.kwargs))]
-    others = {id(operand): operand for operand in given if isinstance(operand, torch.Generator)}
-    return [torch.default_generator, *(others[key] for key in sorted(others))]
+    default = torch.default_generator
+    return [default, *(each for each in given_generators(program.nodes) if each is not default)]

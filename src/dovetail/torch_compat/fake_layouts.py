@@ -33,6 +33,7 @@ from dovetail.torch_compat.kernel_strides import (
     place_of_model,
     view_strides,
 )
+from dovetail.torch_compat.nested import has_symbolic_numbers, tensors_in
 from dovetail.torch_compat.own_fakes import DRAWN_BY_REFERENCE, OWN_FAKES
 from dovetail.torch_compat.resampling import resampled_on_fakes
 from dovetail.torch_compat.sized_fakes import sized_on_fakes
@@ -122,8 +123,7 @@ def run_on_fakes(op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
 
 def _has_symbolic_sizes(args: Sequence[Any]) -> bool:
     """Whether arguments are numbers only, and some of them symbols: sizes of what an operator makes."""
-    sizes = [x for item in args for x in (item if isinstance(item, list | tuple) else (item,))]
-    return any(type(x) is torch.SymInt for x in sizes) and not any(isinstance(x, torch.Tensor) for x in sizes)
+    return has_symbolic_numbers(args) and next(tensors_in(args), None) is None
 
 
 def least_squares(

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch._prims_common import suggest_memory_format
 
+from dovetail.torch_compat.nested import has_symbolic_numbers
+
 _aten: Any = torch.ops.aten
 _PLANE = 2
 
@@ -20,8 +22,7 @@ def sized_on_fakes(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> A
     fake = SIZED_FAKES.get(op)
     if fake is None:
         return None
-    numbers = (one for each in args for one in (each if isinstance(each, list | tuple) else (each,)))
-    return fake(*args, **kwargs) if any(isinstance(one, torch.SymInt) for one in numbers) else None
+    return fake(*args, **kwargs) if has_symbolic_numbers(args) else None
 
 
 def _pooled(

@@ -9,13 +9,14 @@ in eager mode. So the kernel itself is asked, on zeros, once for each combinatio
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from dovetail.torch_compat.dispatch import Overload, schema_of, without_modes
 from dovetail.torch_compat.modes import autocast_off
+from dovetail.torch_compat.nested import tensors_in
 from dovetail.torch_compat.symbols import hint_of
 
 _NAMES = (
@@ -35,7 +36,7 @@ def refuse_dtypes(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> No
     """Raises: RuntimeError, with the kernel's words, where it does not take operands of these dtypes."""
     if not isinstance(op, Overload) or schema_of(op).name not in _ASKED or schema_of(op).namespace != "aten":
         return
-    operands = list(_tensors((*args, *kwargs.values())))
+    operands = list(tensors_in((*args, *kwargs.values())))
     first = operands[0].dtype if operands else torch.float32
     if first.is_floating_point and all(operand.dtype is first for operand in operands):
         return
@@ -104,14 +105,6 @@ def _all_alike(_: torch.dtype) -> torch.dtype:
 def _both_alike(dtype: torch.dtype) -> torch.dtype:
     is_whole = not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
     return torch.int64 if is_whole else _wide_alike(dtype)
-
-
-def _tensors(items: Sequence[Any]) -> Iterator[torch.Tensor]:
-    for item in items:
-        if isinstance(item, torch.Tensor):
-            yield item
-        elif isinstance(item, list | tuple):
-            yield from _tensors(item)
 
 
 def _kind(item: Any) -> object:

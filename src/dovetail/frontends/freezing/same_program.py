@@ -13,14 +13,14 @@ from dovetail.frontends.freezing.record import Recorded
 from dovetail.ir.draft import Draft
 from dovetail.ir.program import Node, Operand, Program, ScalarMeta, TensorMeta, Value, map_leaves
 from dovetail.ir.sizes import Number, Scalar, SizeExpr, evaluate
-from dovetail.ops.prims import EXPECT, view_scatter
+from dovetail.ops.prims import EXPECT
+from dovetail.ops.writing_forms import OVER_SLICES
 from dovetail.passes.no_ops import remove_no_ops
 
 aten = torch.ops.aten
 Constant: TypeAlias = tuple[torch.dtype, tuple[int, ...], bytes]
 
 _SAME_SHAPE = frozenset({aten.view.default, aten.expand.default})
-_OVER_SLICES = (aten.slice_scatter.default, view_scatter(aten.slice.Tensor, None))
 _MAKERS = frozenset({aten.full.default, aten.stack.default, aten.lift_fresh_copy.default})
 _SMALL = 64  # elements of a tensor of known numbers
 
@@ -107,7 +107,7 @@ def _without_idle_views(program: Program) -> Program:
         values = [*node.operands()]
         if node.target in _SAME_SHAPE and len(values) == 1 and _is_idle(values[0], node.results()[0]):
             draft.substitute(node.results()[0], draft.current(values[0]))
-        elif node.target in _OVER_SLICES and len(values) == 2 and _is_idle(values[1], node.results()[0]):
+        elif node.target in OVER_SLICES and len(values) == 2 and _is_idle(values[1], node.results()[0]):
             draft.substitute(node.results()[0], draft.current(values[1]))  # over all of it
         else:
             draft.take(node)

@@ -305,9 +305,8 @@ class LeftBehind:
             self.filled.append((container.path, trees.of(held)))
         except NotMadeAgain:
             error = self._refused(change)
-            if (
-                container.kind == "dict" and change.old is MISSING
-            ):  # later calls find it, until the dictionary is cleared
+            # later calls find a new entry, until the dictionary is cleared
+            if container.kind == "dict" and change.old is MISSING:
                 raise StateToMake(error) from None
             raise error from None
         return container.item
